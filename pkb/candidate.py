@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from typing import Any
 
 
 def parameters_of(source: str, function: str = "solution") -> list[inspect.Parameter]:
@@ -25,8 +26,9 @@ def parameters_of(source: str, function: str = "solution") -> list[inspect.Param
     args = definition.args
     positional = [*args.posonlyargs, *args.args]
     missing = len(positional) - len(args.defaults)
-    kinds = [inspect.Parameter.POSITIONAL_ONLY] * len(args.posonlyargs)
-    kinds += [inspect.Parameter.POSITIONAL_OR_KEYWORD] * len(args.args)
+    kinds: list[Any] = [inspect.Parameter.POSITIONAL_ONLY for _ in args.posonlyargs] + [
+        inspect.Parameter.POSITIONAL_OR_KEYWORD for _ in args.args
+    ]
     found = [
         inspect.Parameter(
             arg.arg, kind, default=_value(args.defaults[i - missing]) if i >= missing else inspect.Parameter.empty

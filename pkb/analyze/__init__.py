@@ -1,0 +1,1 @@
+"""From a run's Parquet to metrics, tables and reports."""

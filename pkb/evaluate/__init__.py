@@ -1,0 +1,1 @@
+"""From a candidate's source to its verdict, on one node. Knows no Ray and no model."""

@@ -1,0 +1,1 @@
+"""Run directories: the schema, and how rows are written and read."""
