@@ -1,5 +1,7 @@
 """Problem 050: expert-parallel MoE layer, several experts per rank. The harness's side: sizes, inputs, tolerance, cost."""
 
+import math
+
 from pkb.planted import moe_layer
 from pkb.problem import Context, Cost, Problem, Shape
 
@@ -26,12 +28,14 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Dispatch and return of T k rows, of which (G-1)/G leave the rank; router and gated MLP on R = T k received rows."""
+    """Dispatch and return of one row per token and distinct remote rank among its k experts (mean number D if all experts
+    are equally likely; partial sums can be formed before the return); router and gated MLP on R = T k received rows."""
     z, e, g = shape.size, shape.element_size, shape.world_size
     experts, rows = experts_of(shape), z.T * z.k
+    remote = (g - 1) * (1 - math.comb(experts - experts // g, z.k) / math.comb(experts, z.k))
     weights = 3 * z.H * z.I * e
     return Cost(
-        sent_bytes=2 * rows * (g - 1) / g * z.H * e + 8 * experts * (g - 1),
+        sent_bytes=2 * z.T * remote * z.H * e + 8 * experts * (g - 1),
         flops=2 * z.T * z.H * experts + 6 * rows * z.H * z.I,
         memory_bytes=2 * z.T * z.H * e + experts * z.H * e + weights + 2 * rows * z.H * e,
         # skewed routing: room for four times the mean load; rows before and after exchange, three hidden activations
@@ -54,9 +58,8 @@ PROBLEM = Problem(
     deviations=(
         "the router is equal on all ranks and its logits have a gap of 0.5 at place k, so that rounding cannot change the "
         "routing; the original's differs by rank and leaves ties",
-        "routing is skewed by Zipf's law, with empty experts, all tokens on one rank and a rank without"
-        " tokens in one trial; the original's is near "
-        "uniform",
+        "routing is skewed by Zipf's law, with empty experts, all tokens on one rank and a rank without tokens in one trial; the "
+        "original's is near uniform",
         "gate_bias is None in one trial, down_proj is scaled so that outputs are of order one",
         "the reference runs without autograd; only forward values are compared",
     ),
