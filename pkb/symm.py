@@ -59,7 +59,8 @@ class _Segment(mmap.mmap):
 
     nbytes: int
     fd: int
-    handles: dict[Any, SymmetricMemory]
+    links: dict[Any, tuple[list[Any], list[_Segment]]]  # by group: the peers' buffers and all control segments
+    handles: weakref.WeakValueDictionary[Any, SymmetricMemory]  # weak: no cycle, so memory goes with its last user
 
     @classmethod
     def create(cls, nbytes: int) -> _Segment:
@@ -74,7 +75,8 @@ class _Segment(mmap.mmap):
     def attach(cls, fd: int, nbytes: int) -> _Segment:
         """The file behind ``fd``, which the caller may close afterwards."""
         segment = cls(fd, max(nbytes, 1))
-        segment.nbytes, segment.fd, segment.handles = nbytes, fd, {}
+        segment.nbytes, segment.fd = nbytes, fd
+        segment.links, segment.handles = {}, weakref.WeakValueDictionary()
         return segment
 
     @property
@@ -125,11 +127,14 @@ def rendezvous(tensor: torch.Tensor, group: dist.ProcessGroup | str | None = Non
     if segment is None:
         raise ValueError("rendezvous: allocate the tensor with pkb.symm.empty")
     key = (process_group.group_name, tuple(dist.get_process_group_ranks(process_group)))
-    if key not in segment.handles:
+    if key not in segment.links:
         _rounds[key] = _rounds.get(key, 0) + 1
         prefix = f"pkb-symm/{'_'.join(map(str, key[1]))}/{_rounds[key]}"
-        segment.handles[key] = _connect(segment, process_group, prefix)
-    return segment.handles[key]
+        segment.links[key] = _connect(segment, process_group, prefix)
+    handle = segment.handles.get(key)
+    if handle is None:
+        handle = segment.handles[key] = SymmetricMemory(process_group.rank(), segment, *segment.links[key])
+    return handle
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
@@ -157,11 +162,12 @@ class SymmetricMemory:
     multicast_ptr = 0
     signal_pad_size = _SIGNAL_PAD_BYTES
 
-    def __init__(self, rank: int, buffers: list[_Segment], controls: list[_Segment]) -> None:
+    def __init__(self, rank: int, own: _Segment, peers: list[Any], controls: list[_Segment]) -> None:
+        buffers = [own if r == rank else peer for r, peer in enumerate(peers)]
         self.rank = rank
         self.world_size = len(buffers)
         self.device = torch.device("cpu")
-        self.buffer_size = buffers[rank].nbytes
+        self.buffer_size = own.nbytes
         self.buffer_ptrs = [b.address for b in buffers]
         self.signal_pad_ptrs = [c.address for c in controls]
         self._buffers, self._controls = buffers, controls
@@ -270,23 +276,21 @@ def _resolve(group: Any) -> dist.ProcessGroup:
     return group
 
 
-def _connect(segment: _Segment, group: dist.ProcessGroup, prefix: str) -> SymmetricMemory:
+def _connect(segment: _Segment, group: dist.ProcessGroup, prefix: str) -> tuple[list[Any], list[_Segment]]:
+    """Every rank's buffer (None for this rank's own) and control segment, by rank."""
     rank, world_size = group.rank(), group.size()
     control_bytes = _SIGNAL_PAD_BYTES + (1 + 2 * world_size) * NUM_CHANNELS * _WORDS * 8
     control = _Segment.create(control_bytes)
     store = dist.distributed_c10d._get_process_group_store(group)
     peers = _exchange(store, prefix, rank, world_size, segment.nbytes, [segment.fd, control.fd])
-    buffers, controls = [], []
-    for peer in range(world_size):
-        if peer == rank:
-            buffers.append(segment)
-            controls.append(control)
-            continue
-        buffers.append(_Segment.attach(peers[peer][0], segment.nbytes))
-        controls.append(_Segment.attach(peers[peer][1], control_bytes))
-        for fd in peers[peer]:
+    buffers: list[Any] = [None] * world_size
+    controls = [control] * world_size
+    for peer, fds in peers.items():
+        buffers[peer] = _Segment.attach(fds[0], segment.nbytes)
+        controls[peer] = _Segment.attach(fds[1], control_bytes)
+        for fd in fds:
             os.close(fd)
-    return SymmetricMemory(rank, buffers, controls)
+    return buffers, controls
 
 
 def _exchange(
