@@ -72,7 +72,7 @@ def solution(
     # Expert MLP on the rows grouped by local expert, then back to the order in which they came.
     x = transpose_chunks(received, per_expert)
     y = down_proj(F.silu(gate_proj(x)) * up_proj(x))
-    per_source = [list(column) for column in zip(*per_expert)]  # [local expert][source]
+    per_source = [list(column) for column in zip(*per_expert, strict=True)]  # [local expert][source]
     returned = exchange(transpose_chunks(y, per_source), output_splits, input_splits, group)
 
     # Combine: weight each row, add the rows of a token at least in fp32, round once.

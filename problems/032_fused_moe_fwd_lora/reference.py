@@ -86,7 +86,7 @@ def solution(
     gate = F.silu(lora(x, gate_proj, lora_gate_A, lora_gate_B))
     up = lora(x, up_proj, lora_up_A, lora_up_B)
     y = lora(gate * up, down_proj, lora_down_A, lora_down_B)
-    per_source = [list(column) for column in zip(*per_expert)]  # [local expert][source]
+    per_source = [list(column) for column in zip(*per_expert, strict=True)]  # [local expert][source]
     returned = exchange(transpose_chunks(y, per_source), output_splits, input_splits, group)
 
     # Combine: weight each row, add the rows of a token at least in fp32, round once.

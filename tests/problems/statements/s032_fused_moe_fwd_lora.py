@@ -1,4 +1,4 @@
-"""Every rank's MLP, with the LoRA products merged into its weights, on every token, then each token's sum over its k experts."""
+"""Every rank's MLP, LoRA products merged into its weights, on every token, then each token's sum over its k experts."""
 
 import torch
 import torch.nn.functional as F
