@@ -58,7 +58,7 @@ PROBLEM = Problem(
     deviations=(
         "the router is equal on all ranks and its logits have a gap of 0.5 at place k, so that rounding cannot change the "
         "routing; the original's differs by rank and leaves ties",
-        "routing is skewed by Zipf's law, with empty experts, all tokens on one rank and a rank without tokens in one trial; the "
+        "routing is skewed by Zipf's law; one trial has empty experts, all tokens on one rank, one rank without; the "
         "original's is near uniform",
         "gate_bias is None in one trial, down_proj is scaled so that outputs are of order one",
         "the reference runs without autograd; only forward values are compared",
