@@ -1,0 +1,143 @@
+"""Runs as the analysis sees them: run.yaml, the two tables, and what is known of each problem."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pkb.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory that has been opened.
+
+    label: names the run in every table; the run's own name, or the directory where two runs share a name.
+    meta: run.yaml as plain data (run, fingerprint, config, versions, hardware, ...).
+    """
+
+    path: Path
+    label: str
+    meta: Mapping[str, Any]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.meta.get("config") or {}
+
+    @property
+    def policy(self) -> str:
+        """What torch.distributed may move in this run's candidates: none, metadata or any; empty when not recorded."""
+        return str((self.config.get("integrity") or {}).get("collectives", ""))
+
+    @property
+    def planned(self) -> int | None:
+        """Attempts per model that the configuration asks for; None when it cannot be told."""
+        from pkb.config import Config
+
+        try:
+            names = Config(problems=[str(p) for p in self.config["problems"]]).problem_names()
+            return len(names) * int(self.config["attempts"])
+        except (KeyError, TypeError, ValueError, UserError):
+            return None
+
+
+def open_run(path: Path | str) -> Run:
+    """The run in that directory; raises UserError when there is none."""
+    import yaml
+
+    path = Path(path)
+    file = path / "run.yaml"
+    if not path.is_dir():
+        raise UserError(f"no run directory {path}; `pkb sweep` prints the directory it wrote")
+    try:
+        meta = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a run directory: it has no run.yaml") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(meta, dict):
+        raise UserError(f"{file} is not a run's description: expected a mapping")
+    return Run(path, str(meta.get("run") or path.resolve().name), meta)
+
+
+def open_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """Several runs, each once, with labels that differ; raises UserError when one cannot be opened."""
+    if not paths:
+        raise UserError("name at least one run directory, e.g. pkb report outputs/default-0123456789ab")
+    runs = [open_run(p) for p in dict.fromkeys(Path(p).resolve() for p in paths)]
+    labels = [r.label for r in runs]
+    return [replace(r, label=f"{r.label} ({r.path.name})" if labels.count(r.label) > 1 else r.label) for r in runs]
+
+
+def evaluations(run: Path | str | Run) -> pl.LazyFrame:
+    """All evaluations of a run, columns as ``pkb.store.schema.EVALUATIONS``; unreadable parts are skipped with a warning."""
+    return _scan(run, "evaluations")
+
+
+def generations(run: Path | str | Run) -> pl.LazyFrame:
+    """All generations of a run, columns as ``pkb.store.schema.GENERATIONS``; unreadable parts are skipped with a warning."""
+    return _scan(run, "generations")
+
+
+def _scan(run: Path | str | Run, table: str) -> pl.LazyFrame:
+    import polars as pl
+
+    from pkb.store.reader import scan
+
+    opened = run if isinstance(run, Run) else open_run(run)
+    return scan(opened.path, table).with_columns(run=pl.lit(opened.label))
+
+
+@dataclass(frozen=True)
+class About:
+    """What tables say of a problem. category and project are "unknown" for a problem that this version does not have."""
+
+    category: str = "unknown"
+    project: str = "unknown"
+    title: str = ""
+
+
+@functools.cache
+def about(problem: str) -> About:
+    """Category, source project and title of NNN_stem, read from the text of its spec.py.
+
+    The text is read, not executed: a spec may import torch, which a report must not wait for.
+    """
+    from pkb.problem import problems_root
+
+    file = problems_root() / problem / "spec.py"
+    if not re.fullmatch(r"\w+", problem) or not file.is_file():
+        return About()
+    found: dict[str, str] = {}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+            for keyword in node.keywords:
+                if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
+                    found[keyword.arg or ""] = keyword.value.value
+    project = re.split(r"\s*[(,;:]", found.get("source", "unknown"), maxsplit=1)[0].strip()
+    return About(found.get("category", "unknown"), project or "unknown", found.get("title", ""))
+
+
+def describe(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """The frame with ``category`` and ``project`` of each problem added (kept where they exist already)."""
+    import polars as pl
+
+    missing = [c for c in ("category", "project") if c not in frame.collect_schema().names()]
+    if not missing:
+        return frame
+    names = frame.select(pl.col("problem").unique()).collect()["problem"].to_list()
+    facts = {name: about(name) for name in names}
+    return frame.with_columns(
+        pl.col("problem")
+        .replace_strict({n: getattr(f, c) for n, f in facts.items()}, default="unknown", return_dtype=pl.String)
+        .alias(c)
+        for c in missing
+    )

@@ -1,0 +1,211 @@
+"""The tables of one or several runs: one pass over the rows, then everything from the counts per problem."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from pkb.analyze import metrics
+from pkb.analyze.bootstrap import differences, estimates
+from pkb.analyze.runs import Run, describe, evaluations, generations, open_runs
+from pkb.verdict import GenerationStatus, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MODEL = ["run", "model"]
+#: k that tables show whatever the number of attempts; larger ones join where the runs have the attempts.
+KS = (1, 3)
+#: fast_p curves: p from 0 to 4.
+CURVE = tuple(round(0.1 * i, 1) for i in range(41))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Everything that reports show, as small frames; every frame has ``run`` and ``model`` first.
+
+    headline: one row per model and metric (pass@k, fast1@k, fast1_low@k, best@k, speedup): value, low, high, problems, dropped.
+    counts: one row per model: planned, attempted, correct, fast, missing_provider, harness_errors, pending, cost_usd,
+        cost_unknown (generations whose cost nobody knows), cost_per_correct.
+    verdicts: run, model, verdict, attempts, share of the attempted. missing: run, model, status, attempts.
+    categories, projects: as headline, with ``category`` or ``project``. curves: run, model, k, p, value.
+    differences: run, model, other, metric, value, low, high, problems. cells: one row per problem: the counts behind it all.
+    notes: what was skipped, mixed or left out; each one line.
+    """
+
+    runs: tuple[Run, ...]
+    ks: tuple[int, ...]
+    headline: pl.DataFrame
+    counts: pl.DataFrame
+    verdicts: pl.DataFrame
+    missing: pl.DataFrame
+    categories: pl.DataFrame
+    projects: pl.DataFrame
+    curves: pl.DataFrame
+    differences: pl.DataFrame
+    cells: pl.DataFrame
+    notes: tuple[str, ...]
+
+
+def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
+    """All tables of these runs, side by side; raises UserError for a path that is no run directory.
+
+    policy: "any" judges candidates that broke the run's policy by their values alone.
+    """
+    runs = open_runs(paths)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = pl.concat([evaluations(r) for r in runs])
+        answers = pl.concat([generations(r) for r in runs])
+        tries = metrics.attempts(rows, policy)
+        most = tries.group_by(metrics.CELL).agg(pl.col("counts").sum()).select(pl.col("counts").max())
+        largest, verdicts, spent = pl.collect_all([most, _verdicts(tries), _spent(answers)])
+        ks = tuple(sorted({*KS, *([int(largest.item() or 0)] if (largest.item() or 0) > max(KS) else [])}))
+        cells = describe(metrics.cells(tries, CURVE, ks)).collect()
+    notes = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    values = _values(cells, ks)
+    return Tables(
+        runs=tuple(runs),
+        ks=ks,
+        headline=_estimated(values, ks),
+        counts=_counts(runs, cells, spent),
+        verdicts=verdicts,
+        missing=_missing(spent),
+        categories=_estimated(values, ks, ["category"]),
+        projects=_estimated(values, ks, ["project"]),
+        curves=_curves(values, ks),
+        differences=pl.concat(
+            [
+                differences(values, m).with_columns(metric=pl.lit(m))
+                for m in (f"pass@{ks[0]}", f"pass@{ks[1]}", f"fast1@{ks[1]}")
+            ]
+        ),
+        cells=cells.sort(metrics.CELL),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def summary(paths: Sequence[Path | str], policy: str = "run") -> pl.DataFrame:
+    """One row per model: run, model, attempted, pass@k and fast1@k, verdict counts, cost_usd, and what is outside.
+
+    What ``pkb sweep`` prints at its end, as data.
+    """
+    found = tables(paths, policy)
+    wide = found.headline.filter(pl.col("metric").is_in([f"{m}@{k}" for m in ("pass", "fast1") for k in found.ks]))
+    parts = [
+        found.counts,
+        wide.pivot("metric", index=MODEL, values="value"),
+        found.verdicts.pivot("verdict", index=MODEL, values="attempts"),
+    ]
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = joined.join(part, on=MODEL, how="left")
+    for verdict in Verdict:
+        if verdict not in joined.columns:
+            joined = joined.with_columns(pl.lit(0, pl.Int64).alias(verdict))
+    return joined.with_columns(pl.col(list(Verdict)).fill_null(0)).sort(MODEL)
+
+
+def print_summary(run: Path, console: Console) -> None:
+    """Print a run's table: what ``pkb sweep`` ends with."""
+    from pkb.analyze.terminal import summary_tables
+
+    for part in summary_tables(tables([run])):
+        console.print(part, highlight=False)
+
+
+def _estimated(values: pl.DataFrame, ks: Sequence[int], by: Sequence[str] = ()) -> pl.DataFrame:
+    """The headline metrics with intervals; ``speedup`` is the geometric mean over correct, timed attempts."""
+    names = [f"{m}@{k}" for m in ("pass", "fast1", "fast1_low", "best", "fastbest") for k in ks]
+    sources: dict[str, tuple[str, str | None]] = {**{n: (n, None) for n in names}, "speedup": ("log_speedup", "timed")}
+    logarithmic = pl.col("metric") == "speedup"
+    return estimates(values, sources, by, long=True).with_columns(
+        pl.when(logarithmic).then(pl.col(c).exp()).otherwise(c).alias(c) for c in ("value", "low", "high")
+    )
+
+
+def _values(cells: pl.DataFrame, ks: Sequence[int]) -> pl.DataFrame:
+    n = pl.col("n")
+    sources = {"pass": "correct", "fast1": "fast1", "fast1_low": "fast1_low"}
+    return cells.with_columns(
+        metrics.unbiased(n, pl.col(column), k).alias(f"{name}@{k}") for name, column in sources.items() for k in ks
+    )
+
+
+def _curves(values: pl.DataFrame, ks: Sequence[int]) -> pl.DataFrame:
+    """Mean over problems of fast_p@k for every p of CURVE."""
+    points = (
+        values.lazy()
+        .group_by(MODEL)
+        .agg(
+            metrics.unbiased(pl.col("n"), pl.col(metrics.fast_name(p)), k).mean().alias(f"{k}/{p:g}") for k in ks for p in CURVE
+        )
+    )
+    long = points.unpivot(index=MODEL, variable_name="at", value_name="value")
+    split = pl.col("at").str.split("/")
+    return (
+        long.select(*MODEL, k=split.list.get(0).cast(pl.Int64), p=split.list.get(1).cast(pl.Float64), value="value")
+        .sort(*MODEL, "k", "p")
+        .collect()
+    )
+
+
+def _verdicts(tries: pl.LazyFrame) -> pl.LazyFrame:
+    counted = tries.group_by([*MODEL, "verdict"]).agg(attempts=pl.len().cast(pl.Int64))
+    judged = pl.col("attempts").filter(pl.col("verdict") != "harness_error").sum().over(MODEL)
+    share = pl.when(pl.col("verdict") != "harness_error").then(pl.col("attempts") / judged)
+    return counted.with_columns(share=share).sort(*MODEL, "verdict")
+
+
+def _spent(answers: pl.LazyFrame) -> pl.LazyFrame:
+    return answers.group_by([*MODEL, "status"]).agg(
+        attempts=(pl.col("turn") == 0).sum().cast(pl.Int64),
+        cost_usd=pl.col("cost_usd").sum(),
+        cost_unknown=pl.col("cost_usd").null_count().cast(pl.Int64),
+    )
+
+
+def _missing(spent: pl.DataFrame) -> pl.DataFrame:
+    outside = [s.value for s in GenerationStatus if not s.counts]
+    return spent.filter(pl.col("status").is_in(outside)).select(*MODEL, "status", "attempts").sort(*MODEL, "status")
+
+
+def _counts(runs: Sequence[Run], cells: pl.DataFrame, spent: pl.DataFrame) -> pl.DataFrame:
+    outside = [s.value for s in GenerationStatus if not s.counts]
+    planned = pl.DataFrame(
+        {"run": [r.label for r in runs], "planned": [r.planned for r in runs]}, schema={"run": pl.String, "planned": pl.Int64}
+    )
+    judged = cells.group_by(MODEL).agg(
+        pl.col("n").sum().alias("attempted"),
+        pl.col("correct").sum(),
+        pl.col("fast1").sum().alias("fast"),
+        pl.col("harness_errors").sum(),
+    )
+    asked = spent.group_by(MODEL).agg(
+        missing_provider=pl.col("attempts").filter(pl.col("status").is_in(outside)).sum(),
+        generated=pl.col("attempts").sum(),
+        cost_usd=pl.when(pl.col("cost_unknown").sum() < pl.col("attempts").sum()).then(pl.col("cost_usd").sum()),
+        cost_unknown=pl.col("cost_unknown").sum(),
+    )
+    integers = ("attempted", "correct", "fast", "harness_errors", "missing_provider", "generated", "cost_unknown")
+    joined = asked.join(judged, on=MODEL, how="full", coalesce=True).join(planned, on="run", how="left")
+    joined = joined.with_columns(pl.col(integers).fill_null(0))
+    settled = pl.col("attempted") + pl.col("harness_errors") + pl.col("missing_provider")
+    return joined.select(
+        *MODEL,
+        "planned",
+        "attempted",
+        "correct",
+        "fast",
+        "missing_provider",
+        "harness_errors",
+        pending=(pl.max_horizontal("planned", "generated") - settled).clip(lower_bound=0),
+        cost_usd="cost_usd",
+        cost_unknown="cost_unknown",
+        cost_per_correct=pl.when(pl.col("correct") > 0).then(pl.col("cost_usd") / pl.col("correct")),
+    ).sort(MODEL)

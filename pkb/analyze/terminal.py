@@ -1,0 +1,85 @@
+"""The tables of a run for the terminal (rich)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+from rich.table import Table
+
+from pkb.analyze.tables import Tables
+from pkb.verdict import Verdict
+
+#: Shown where a number is not defined.
+NONE = "-"
+
+
+def summary_tables(found: Tables) -> list[Table | str]:
+    """The headline, the verdicts and the denominators, ready to print."""
+    several = len(found.runs) > 1
+    values = {(r["run"], r["model"], r["metric"]): r for r in found.headline.iter_rows(named=True)}
+    shown = [f"{m}@{k}" for m in ("pass", "fast1") for k in found.ks]
+    head = Table(title="Share of problems, with 95 % intervals (bootstrap over problems)", title_justify="left")
+    for name in [*(["run"] if several else []), "model"]:
+        head.add_column(name, overflow="fold")
+    for name in [*shown, "speedup", "cost", "per correct"]:
+        head.add_column(name, justify="right")
+    for row in found.counts.iter_rows(named=True):
+        cells = [_percent(values.get((row["run"], row["model"], m))) for m in shown]
+        speedup = values.get((row["run"], row["model"], "speedup"))
+        money = [_dollars(row["cost_usd"], row["cost_unknown"]), _dollars(row["cost_per_correct"], row["cost_unknown"])]
+        head.add_row(*([row["run"]] if several else []), row["model"], *cells, _times(speedup), *money)
+    return [head, _verdict_table(found), *_denominators(found)]
+
+
+def _verdict_table(found: Tables) -> Table:
+    present = set(found.verdicts["verdict"].unique())
+    order = [Verdict.CORRECT, *(v for v in Verdict if v is not Verdict.CORRECT)]
+    columns = [v for v in order if v in present]
+    counts = {(r["run"], r["model"], r["verdict"]): r["attempts"] for r in found.verdicts.iter_rows(named=True)}
+    table = Table(title="Attempts by verdict", title_justify="left")
+    for name in [*(["run"] if len(found.runs) > 1 else []), "model"]:
+        table.add_column(name, overflow="fold")
+    for verdict in columns:
+        table.add_column(verdict.replace("_", " "), justify="right")
+    for row in found.counts.iter_rows(named=True):
+        numbers = [str(counts.get((row["run"], row["model"], v), 0)) for v in columns]
+        table.add_row(*([row["run"]] if len(found.runs) > 1 else []), row["model"], *numbers)
+    return table
+
+
+def _denominators(found: Tables) -> list[str]:
+    lines = []
+    for row in found.counts.iter_rows(named=True):
+        parts = [
+            f"{row['attempted']} of {row['planned']} attempts counted" if row["planned"] else f"{row['attempted']} attempts"
+        ]
+        for name, text in (
+            ("missing_provider", "missing because of the provider"),
+            ("harness_errors", "left out: the harness failed"),
+            ("pending", "not judged yet"),
+        ):
+            if row[name]:
+                parts.append(f"{row[name]} {text}")
+        lines.append(f"{row['model']}: " + ", ".join(parts))
+    dropped = found.headline.filter((pl.col("dropped") > 0) & pl.col("metric").str.contains(r"^pass@")).iter_rows(named=True)
+    lines += [f"{r['model']}: {r['metric']} leaves out {r['dropped']} problems with too few attempts" for r in dropped]
+    return [*lines, *(f"note: {n}" for n in found.notes)]
+
+
+def _percent(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["value"] is None:
+        return NONE
+    text = f"{100 * row['value']:.0f} %"
+    return text if row["low"] is None else f"{text}\n[{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
+
+
+def _times(row: Mapping[str, Any] | None) -> str:
+    return NONE if row is None or row["value"] is None else f"{row['value']:.2f}x"
+
+
+def _dollars(value: float | None, unknown: int) -> str:
+    if value is None:
+        return "unknown"
+    return f"${value:.2f}" + ("+" if unknown else "")

@@ -1,0 +1,133 @@
+"""The tables: the published counts come out, denominators are stated, runs stay side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pkb.analyze.report import render
+from pkb.analyze.tables import print_summary, summary, tables
+from pkb.config import Config
+from pkb.errors import UserError
+from tests.analyze.rows import evaluation, generation, write_run
+
+PAPER = Path(__file__).parent / "paper_table.csv"
+TOTALS = {
+    "GPT-5.5": (28, 36, 22, 30),
+    "Claude Opus 4.7": (20, 31, 12, 20),
+    "Gemini 3 Pro": (24, 30, 12, 18),
+    "GLM-5.1": (6, 7, 2, 3),
+    "DeepSeek V4 Pro": (2, 3, 0, 1),
+}
+
+
+def published() -> list[dict[str, object]]:
+    """Three attempts a problem whose best of 1 and best of 3 are the paper's counts, category by category."""
+    rows, offset = [], defaultdict(int)
+    with PAPER.open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            model, category, problems = line["model"], line["category"], int(line["problems"])
+            solved, fast = ((int(line[f"{m}_at_1"]), int(line[f"{m}_at_3"])) for m in ("pass", "fast1"))
+            for i in range(problems):
+                for attempt in range(3):
+                    verdict = "correct" if i < solved[attempt > 0] else "mismatch"
+                    speedup = (2.0 if i < fast[attempt > 0] else 0.5) if verdict == "correct" else None
+                    rows.append(evaluation(model, f"{category} {i}", attempt, verdict, speedup))
+            offset[model] += problems
+    assert set(offset.values()) == {86}  # the paper's category sizes; it has 87 problems
+    return rows
+
+
+def test_the_published_counts_come_out(tmp_path: Path) -> None:
+    found = tables([write_run(tmp_path / "paper", published())])
+    value = {(r["model"], r["metric"]): r["value"] * r["problems"] for r in found.headline.iter_rows(named=True) if r["value"]}
+    for model, wanted in TOTALS.items():
+        got = [value.get((model, m), 0.0) for m in ("best@1", "best@3", "fastbest@1", "fastbest@3")]
+        assert got == pytest.approx(wanted, abs=1e-9)
+        # with three attempts the unbiased estimator at k=3 is the best of three
+        assert [value.get((model, m), 0.0) for m in ("pass@3", "fast1@3")] == pytest.approx([wanted[1], wanted[3]], abs=1e-9)
+
+
+def test_denominators_are_stated(tmp_path: Path) -> None:
+    problem = "001_allreduce"
+    rows = [evaluation("m", problem, 0, "correct", 2.0), evaluation("m", problem, 1, "harness_error")]
+    answers = [
+        generation("m", problem, 0),
+        generation("m", problem, 1),
+        generation("m", problem, 2, status="provider_error", cost_usd=None),
+        generation("m", problem, 3),
+    ]
+    config = Config(problems=["1"], attempts=5)
+    run = write_run(tmp_path / "run", rows, answers, config)
+    row = summary([run]).row(0, named=True)
+    assert (row["planned"], row["attempted"], row["missing_provider"], row["harness_errors"], row["pending"]) == (5, 1, 1, 1, 2)
+    assert (row["correct"], row["harness_error"], row["mismatch"]) == (1, 1, 0)
+    assert row["pass@1"] == 1.0 and row["pass@3"] is None
+    assert row["cost_usd"] == pytest.approx(0.03) and row["cost_unknown"] == 1
+    console = Console(record=True, width=120)
+    print_summary(run, console)
+    text = console.export_text()
+    assert (
+        "1 of 5 attempts counted, 1 missing because of the provider, 1 left out: the harness failed, 2 not judged yet" in text
+    )
+    assert "pass@3 leaves out 1 problems" in text
+
+
+def test_unknown_cost_is_not_nothing(tmp_path: Path) -> None:
+    rows = [evaluation("m", "001_allreduce", 0, "correct", 2.0)]
+    run = write_run(tmp_path / "run", rows, [generation("m", "001_allreduce", 0, cost_usd=None)])
+    assert summary([run])["cost_usd"].to_list() == [None]
+    assert "unknown" in (render([run]) or "")
+
+
+def test_runs_stand_side_by_side(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "one", [evaluation("m", "001_allreduce", 0, "correct", 2.0)], name="same")
+    second = write_run(tmp_path / "two", [evaluation("m", "001_allreduce", 0, "mismatch")], name="same")
+    found = summary([first, second])
+    assert found["run"].to_list() == ["same (one)", "same (two)"]
+    assert found["pass@1"].to_list() == [1.0, 0.0]
+
+
+def test_an_empty_run_is_a_table_without_rows(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    assert summary([run]).height == 0
+    assert json.loads(render([run], "json") or "")["headline"] == []
+
+
+def test_json_is_versioned_and_strict(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [evaluation("m", "001_allreduce", a, "correct", 2.0) for a in range(3)])
+    out = tmp_path / "report.json"
+    assert render([run], "json", out) is None
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert report["report_version"] == 1
+    rows = {r["metric"]: r for r in report["headline"]}
+    assert rows["fast1@3"]["value"] == 1.0 and rows["fast1@3"]["problems"] == 1
+    assert rows["fast1@3"]["low"] is None  # one problem supports no interval
+    curve = {(r["k"], r["p"]): r["value"] for r in report["curves"]}
+    assert curve[1, 1.9] == 1.0 and curve[1, 2.0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: None, "no run directory"),
+        (lambda p: p.mkdir(), "has no run.yaml"),
+        (lambda p: (p.mkdir(), (p / "run.yaml").write_text("a: [")), "cannot be read"),
+        (lambda p: (p.mkdir(), (p / "run.yaml").write_text("just text")), "expected a mapping"),
+    ],
+)
+def test_what_is_no_run_is_said_in_one_line(tmp_path: Path, make: object, said: str) -> None:
+    make(tmp_path / "run")  # type: ignore[operator]
+    with pytest.raises(UserError, match=said) as caught:
+        tables([tmp_path / "run"])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_format_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="table, json"):
+        render([tmp_path], "pdf")
