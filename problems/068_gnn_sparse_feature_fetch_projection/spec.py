@@ -1,0 +1,105 @@
+"""Problem 068: fetch rows of a sharded embedding table and project them. Sizes, inputs, tolerance, cost."""
+
+import math
+
+import torch
+
+from pkb.problem import Context, Cost, Problem, Shape
+
+ROWS_AT_ONCE = 1 << 20  # the table is drawn in pieces: float32 temporaries of the whole shard would not fit beside it
+
+
+def table_rows(ctx: Context) -> int:
+    """V: nominal, or three fewer in the ragged trial, so that the last shard is the shorter one."""
+    return ctx.size.V - 3 if ctx.variant == "ragged" else ctx.size.V
+
+
+def draw_shard(ctx: Context, rows: int) -> torch.Tensor:
+    """(rows, d) table rows, normal with the trial's variant."""
+    table = torch.empty(rows, ctx.size.d, dtype=ctx.dtype, device=ctx.device)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        piece = table[start : start + ROWS_AT_ONCE]
+        piece.copy_(ctx.own.values(*piece.shape))
+    return table
+
+
+def num_queries(ctx: Context) -> int:
+    """Ids wanted by this rank: uneven, q on average over the ranks; one rank wants none in the edge trial."""
+    if ctx.variant == "edge" and ctx.rank == 0:
+        return 0
+    spread = ctx.shared.uniform(-0.25, 0.25, ctx.world_size, dtype=torch.float64)
+    spread = spread - spread.mean()
+    return round(ctx.size.q * (1 + float(spread[ctx.rank])))
+
+
+def draw_ids(ctx: Context, total: int, count: int) -> torch.Tensor:
+    """(count,) ids with Zipf popularity (exponent 1): log-uniform popularity ranks under a random affine permutation."""
+    multiplier = ctx.stream("permutation").integer(total // 3, total)
+    while math.gcd(multiplier, total) != 1:
+        multiplier += 1
+    offset = ctx.stream("offset").integer(0, total)
+    popularity = torch.exp(ctx.own.uniform(0.0, 1.0, count, dtype=torch.float64) * math.log(total)).long() - 1
+    ids = (popularity.clamp(0, total - 1) * multiplier + offset) % total
+    if ctx.variant == "edge":  # nobody asks the owner of the first rows
+        first_shard = -(-total // ctx.world_size)
+        ids = torch.where(ids < first_shard, first_shard + ids % (total - first_shard), ids)
+    return ids
+
+
+def make_inputs(ctx: Context) -> tuple:
+    """(local_embedding_shard, input_node_ids, proj_matrix, num_total_nodes)."""
+    total = table_rows(ctx)
+    per_rank = -(-total // ctx.world_size)
+    rows = min(per_rank, total - ctx.rank * per_rank)
+    shard = draw_shard(ctx, rows)
+    proj = ctx.stream("projection").values(ctx.size.d, ctx.size.o, scale=ctx.size.d**-0.5)
+    return shard, draw_ids(ctx, total, num_queries(ctx)), proj, total
+
+
+def admissible(shape: Shape) -> str | None:
+    """Every rank must own rows, also in the ragged trial."""
+    fewest = shape.size.V - 3
+    if (shape.world_size - 1) * -(-fewest // shape.world_size) >= fewest:
+        return f"V={shape.size.V} rows leave the last rank without any; raise size.V to {shape.world_size**2 + 3} or more"
+    return None
+
+
+def cost(shape: Shape) -> Cost:
+    """Each distinct remote row once, as a row or as its projection, whichever is shorter; 2 q d o operations.
+
+    Distinct ids under the log-uniform popularity: the q / ln V most popular ids are all seen, rarer ones once each.
+    """
+    s, b = shape.size, shape.element_size
+    log_v = math.log(s.V)
+    popular = s.q / log_v
+    distinct = popular + s.q * max(0.0, 1 - math.log(max(popular, 1.0)) / log_v)
+    remote = (shape.world_size - 1) / shape.world_size
+    table = -(-s.V // shape.world_size) * s.d * b
+    return Cost(
+        sent_bytes=remote * distinct * min(s.d, s.o) * b,
+        flops=2 * distinct * s.d * s.o,
+        memory_bytes=distinct * s.d * b + s.d * s.o * b + s.q * (s.o * b + 8),
+        footprint_bytes=table + 1.3 * s.q * (4 * s.d * b + s.o * b + 6 * 8) + s.d * s.o * b,
+    )
+
+
+PROBLEM = Problem(
+    title="Fetch embedding rows of arbitrary global ids from a row-sharded table and project them",
+    category="graph parallel",
+    source="DGL / GraphStorm (distributed sparse node embeddings with input projection), sizes of ogbn-papers100M",
+    sizes={
+        "smoke": {"V": 4001, "d": 64, "o": 32, "q": 400},
+        "default": {"V": 111_000_000, "d": 256, "o": 256, "q": 20_000},
+        "production": {"V": 111_000_000, "d": 256, "o": 256, "q": 200_000},
+    },
+    make_inputs=make_inputs,
+    cost=cost,
+    admissible=admissible,
+    deviations=(
+        "ids are drawn by rank and trial with Zipf popularity (duplicates, uneven owners, a different number per rank); the "
+        "original's follow one fixed, exactly balanced formula without duplicates",
+        "proj_matrix is the same on all ranks and scaled by 1/sqrt(d); the original draws an unscaled one per rank",
+        "V is a dimension of the size and one trial has a shorter last shard; the original's is fixed and a multiple of W",
+    ),
+    tags=("all-to-all",),
+)
