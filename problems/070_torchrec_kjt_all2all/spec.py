@@ -53,7 +53,7 @@ def make_inputs(ctx: Context) -> tuple:
 
 def admissible(shape: Shape) -> str | None:
     """Every rank can own a key."""
-    if shape.size.F < shape.world_size:
+    if shape.world_size > shape.size.F:
         return f"F={shape.size.F} keys are fewer than the ranks; raise size.F to {shape.world_size} or more"
     return None
 
