@@ -1,104 +1,78 @@
-"""Mixture-of-experts routing: skewed, different on every rank, and consistent between ranks."""
+"""Tokens, router and experts of mixture-of-experts layers: routing that is skewed and decided by a margin."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from pkb.draw import Draw
 from pkb.problem import Context
 
 
-def tokens_by_rank(ctx: Context, tokens: int) -> list[int]:
-    """How many tokens each rank holds, equal on all ranks.
+def linear(draw: Draw, n_in: int, n_out: int, gain: float = 1.0) -> Any:
+    """An ``nn.Linear`` with bias, weights of standard deviation gain/sqrt(n_in), in the requested dtype, without gradients."""
+    import torch
 
-    The nominal number in the plain trial; otherwise between a half of it and all of it. In the edge trial the last rank has
-    none.
+    layer = torch.nn.utils.skip_init(torch.nn.Linear, n_in, n_out, device=draw.device, dtype=draw.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(draw.randn(n_out, n_in, scale=gain / math.sqrt(n_in)))
+        layer.bias.copy_(draw.randn(n_out, scale=0.3 * gain))
+    return layer.requires_grad_(False)
+
+
+def popularity(draw: Draw, experts: int, empty: Sequence[int] = ()) -> Any:
+    """How often each expert is chosen, float32 (experts,): Zipf's 1/(i+1) in random order, zero for those in ``empty``."""
+    import torch
+
+    weights = 1.0 / (1.0 + torch.arange(experts, device=draw.device, dtype=torch.float32))
+    weights = weights[draw.permutation(experts)]
+    weights[list(empty)] = 0.0
+    return weights
+
+
+def routed_tokens(draw: Draw, tokens: int, top_k: int, weights: Any, gate_weight: Any, gate_bias: Any) -> Any:
+    """Token features (tokens, H) whose router logits have a gap of at least 0.5 between places k and k+1.
+
+    Each token chooses ``top_k`` distinct experts with odds ``weights`` (E,). The features are ``draw.values`` moved by the
+    least-norm correction that gives ``features @ gate_weight.T + gate_bias`` its planned values: chosen experts in
+    [0.5, 2), others in [-2, 0). Needs E <= H. Rounding to bfloat16 moves a logit by about 0.01.
     """
-    if ctx.variant == "plain":
-        return [tokens] * ctx.world_size
-    counts = ctx.stream("tokens").integers(max(1, tokens // 2), tokens + 1, ctx.world_size).tolist()
+    import torch
+
+    experts, hidden = gate_weight.shape
+    odds = torch.log(weights) - torch.log(-torch.log(draw.uniform(1e-6, 1.0, tokens, experts, dtype=torch.float32)))
+    chosen = torch.topk(odds, top_k, dim=1).indices  # the Gumbel trick: k draws without replacement
+    planned = draw.uniform(-2.0, 0.0, tokens, experts, dtype=torch.float32)
+    planned.scatter_(1, chosen, draw.uniform(0.5, 2.0, tokens, top_k, dtype=torch.float32))
+
+    features = draw.values(tokens, hidden, dtype=torch.float32)
+    gate = gate_weight.float()
+    logits = features @ gate.t() + (0.0 if gate_bias is None else gate_bias.float())
+    return (features + (planned - logits) @ torch.linalg.pinv(gate).t()).to(draw.dtype)
+
+
+def moe_layer(
+    ctx: Context, tokens: int, hidden: int, inner: int, experts: int, top_k: int, group_size: int, expert: Draw
+) -> list[Any]:
+    """hidden_states, gate_weight, gate_bias, gate_proj, up_proj, down_proj of an expert-parallel layer on this rank.
+
+    The router is equal on all ranks, popularity follows Zipf's law, the expert's weights come from ``expert``. Ragged trial:
+    fewer tokens, another number on each rank, and no gate bias. Edge trial: all tokens of all ranks choose the same ``top_k``
+    neighbouring experts, the others get none, and the rank of each group that holds the first of them has no tokens of its
+    own. Outputs are of order one.
+    """
+    bias = None
+    gate = ctx.shared.randn(experts, hidden, scale=2.0 / math.sqrt(hidden))
+    odds = popularity(ctx.shared, experts)
+    if ctx.variant == "ragged":
+        tokens = max(1, tokens - 3 - ctx.rank)
+    else:
+        bias = ctx.shared.randn(experts, scale=0.5)
     if ctx.variant == "edge":
-        counts[-1] = 0
-    return counts
-
-
-def popularity(ctx: Context, rank: int | None, num_experts: int, top_k: int) -> Any:
-    """Log-popularity (num_experts,), fp32, of the experts among the tokens of ``rank``, or of all ranks if None.
-
-    Zipf-like over all ranks, with one expert hot on this rank only; one expert that nobody chooses, where more than ``top_k``
-    exist. In the edge trial every rank prefers the experts of the last rank to all others, so that the others receive
-    nothing.
-    """
-    import torch
-
-    everywhere = ctx.stream("popularity")
-    bias = -torch.log1p(everywhere.permutation(num_experts).float())
-    if rank is not None:
-        bias[ctx.of(rank).integer(0, num_experts)] += 1.5
-    if num_experts > top_k:
-        bias[everywhere.integer(0, num_experts)] = -1e4
-    if ctx.variant == "edge":
-        bias[-(num_experts // ctx.world_size) :] += 1e3
-    return bias
-
-
-def choose_experts(draw: Draw, tokens: int, bias: Any, top_k: int) -> Any:
-    """Distinct experts (tokens, top_k), int64, by falling score (not by index): top-k of log-popularity plus noise."""
-    import torch
-
-    scores = draw.randn(tokens, bias.numel(), dtype=torch.float32) + bias
-    return scores.topk(top_k, dim=1).indices
-
-
-def expert_counts(experts: Any, num_experts: int) -> Any:
-    """Tokens per expert, (num_experts,), int64."""
-    import torch
-
-    return torch.bincount(experts.reshape(-1), minlength=num_experts)
-
-
-def router(ctx: Context, hidden: int, num_experts: int, top_k: int, scale: float) -> tuple[Any, Any]:
-    """A replicated linear router: weight (num_experts, hidden) and bias (num_experts,) or None, in the requested dtype.
-
-    Logits are of order one for tokens of RMS ``scale``. The bias is skewed like ``popularity``; it is absent in the integers
-    trial, where an implementation must cope without.
-    """
-    draw = ctx.stream("router")
-    weight = draw.randn(num_experts, hidden, scale=1.0 / (scale * hidden**0.5))
-    if ctx.variant == "integers":
-        return weight, None
-    # Cold experts are pushed down, not hot ones up: large logits would lose the digits that separate the hot ones.
-    bias = popularity(ctx, None, num_experts, top_k)
-    bias = (bias - bias.topk(top_k).values[-1]).clamp(-30.0, 1.0)
-    return weight, bias.to(ctx.dtype)
-
-
-def separated_tokens(draw: Draw, tokens: int, weight: Any, bias: Any, top_k: int) -> Any:
-    """Tokens (tokens, hidden) whose top-k experts are the same for every honest implementation.
-
-    Tokens whose k-th and (k+1)-th logit lie closer than the rounding of bfloat16 logits could confuse are drawn again.
-    """
-    import torch
-
-    num_experts, hidden = weight.shape
-    x = draw.values(tokens, hidden)
-    unsure = torch.arange(tokens, device=x.device)
-    while top_k < num_experts and len(unsure):
-        logits = torch.nn.functional.linear(x[unsure].float(), weight.float(), None if bias is None else bias.float())
-        best = logits.topk(top_k + 1, dim=1).values
-        gap = best[:, top_k - 1] - best[:, top_k]
-        unsure = unsure[gap < 0.1 + 0.02 * best[:, top_k].abs()]
-        if len(unsure):
-            x[unsure] = draw.values(len(unsure), hidden)
-    return x
-
-
-def linear(draw: Draw, fan_in: int, fan_out: int, scale: float = 1.0) -> Any:
-    """An ``nn.Linear`` without gradients: weight of standard deviation ``scale``/sqrt(fan_in), bias of 0.3."""
-    import torch
-
-    module = torch.nn.utils.skip_init(torch.nn.Linear, fan_in, fan_out, device=draw.device, dtype=draw.dtype)
-    module.requires_grad_(False)
-    module.weight.copy_(draw.randn(fan_out, fan_in, scale=scale / fan_in**0.5))
-    module.bias.copy_(draw.randn(fan_out, scale=0.3))
-    return module
+        first = top_k * ctx.shared.integer(0, experts // top_k)
+        odds = popularity(ctx.shared, experts, empty=[x for x in range(experts) if not first <= x < first + top_k])
+        tokens = 0 if ctx.rank % group_size == first * group_size // experts else tokens
+    features = routed_tokens(ctx.own, tokens, top_k, odds, gate, bias)
+    layers = [linear(expert, hidden, inner), linear(expert, hidden, inner), linear(expert, inner, hidden, gain=4.0)]
+    return [features, gate, bias, *layers]
