@@ -1,6 +1,6 @@
 """Problem 049: expert-parallel MoE layer, one expert per rank. The harness's side: sizes, inputs, tolerance, cost."""
 
-from pkb.planted import moe_layer
+from pkb.inputs.routing import moe_layer
 from pkb.problem import Context, Cost, Problem, Shape
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from pkb.planted import moe_layer
+from pkb.inputs.routing import moe_layer
 from pkb.problem import Context, Cost, Problem, Shape
 
 

@@ -1,6 +1,6 @@
 """Problem 052: gradient reduce-scatter through FP8. The harness's side: sizes, inputs, tolerance, cost."""
 
-from pkb.planted import delayed_scaling
+from pkb.inputs.fp8 import delayed_scaling
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
 
