@@ -64,8 +64,8 @@ PROBLEM = Problem(
     cost=cost,
     admissible=admissible,
     oracle="reference",
-    # codes: 1 % norm-wise, for the few that may round the other way; scales of every magnitude agree to the last places
-    tolerance=(Tolerance(floor_ulps=0.1), Tolerance(elementwise=True)),
+    # a few codes may round the other way, by one step; scales of every magnitude agree to the last places
+    tolerance=(Tolerance(floor_ulps=1.0), Tolerance(elementwise=True)),
     deviations=(
         "blocks have log-uniform magnitudes, and some are zero, constant or dominated by one outlier; the original's are all "
         "alike, so one constant passes for every scale",
