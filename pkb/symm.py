@@ -378,5 +378,12 @@ def _make_stagger() -> Callable[[], None]:
     return lambda: time.sleep(uniform(0.0, longest))
 
 
+def set_delay(microseconds: float) -> None:
+    """Replace the longest random delay of this process's barriers and signals; 0 switches it off."""
+    global _stagger
+    os.environ["PKB_SYMM_DELAY_US"] = str(microseconds)
+    _stagger = _make_stagger()
+
+
 _fence = _make_fence()
 _stagger = _make_stagger()

@@ -1,0 +1,218 @@
+"""Building a candidate's extensions before any rank starts: found in its text, compiled without a GPU, cached by content."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pkb.config import Config
+from pkb.errors import HarnessError
+from pkb.evaluate import extension as extensions
+from pkb.evaluate.extension import Extension
+
+LOG_LIMIT = 16_000
+
+
+@dataclass(frozen=True)
+class Build:
+    """What became of a candidate's extensions. files: build key -> shared library, as bytes, so that it can travel.
+
+    ok is False when a compiler refused; log then holds its words, first error first.
+    """
+
+    key: str
+    ok: bool
+    log: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+    cached: bool = True
+
+
+def build(source: str, device: str, config: Config) -> Build:
+    """Compile every extension that the text describes with constants; those computed at run time are built on the ranks.
+
+    Raises HarnessError if the compiler cannot be run at all.
+    """
+    start = time.monotonic()
+    if device == "cuda":
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", arch_list(config))
+    files: dict[str, bytes] = {}
+    cached = True
+    found = extensions_in(source)
+    key = "-".join(sorted(e.key()[:12] for e in found))[:200]
+    for item in found:
+        if item.with_cuda and device == "cpu":
+            log = "this run has CPU ranks and no CUDA; use torch.utils.cpp_extension.load_inline with cpp_sources"
+            return Build(key, False, log, {}, time.monotonic() - start, False)
+        hit = cache_root(config) / item.key() / f"{item.name}.so"
+        if not hit.is_file():
+            cached = False
+            if log := _compile(item, hit.parent, config):
+                return Build(key, False, log, {}, time.monotonic() - start, False)
+        files[item.key()] = hit.read_bytes()
+    return Build(key, True, "", files, time.monotonic() - start, cached)
+
+
+def cache_root(config: Config) -> Path:
+    """Where libraries are kept, one folder per key, each complete from the moment it has its name."""
+    base = config.evaluation.cache_dir or os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / ("builds" if config.evaluation.cache_dir else "pkb/builds")
+
+
+def arch_list(config: Config) -> str:
+    """TORCH_CUDA_ARCH_LIST for the run's hardware; Hopper's own instructions need the ``a`` target."""
+    from pkb import hardware
+
+    return ";".join(hardware.of(config).arch)
+
+
+def extensions_in(source: str) -> list[Extension]:
+    """Every ``compile_cuda_extension`` and ``load_inline`` call whose arguments are constants, through module-level names."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    names = _constants(tree)
+    found: list[Extension] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        )
+        try:
+            args = [_evaluate(a, names) for a in node.args]
+            options = {k.arg: _evaluate(k.value, names) for k in node.keywords if k.arg}
+            if called == "compile_cuda_extension":
+                found.append(extensions.cuda_extension(*args, **options))
+            elif called == "load_inline":
+                kept = {
+                    k: v
+                    for k, v in options.items()
+                    if k not in ("verbose", "build_directory", "is_python_module", "keep_intermediates")
+                }
+                found.append(extensions.inline(*args, **kept))
+        except (LookupError, TypeError, ValueError):
+            continue  # not constant: built on the ranks
+    return list(dict.fromkeys(found))
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Module-level names bound once to constants, or to expressions of such."""
+    names: dict[str, Any] = {}
+    for node in tree.body:
+        targets: list[ast.expr] = []
+        value: ast.expr | None = None
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, ast.AnnAssign):
+            targets, value = [node.target], node.value
+        for target in targets:
+            if isinstance(target, ast.Name) and value is not None:
+                try:
+                    names[target.id] = _evaluate(value, names)
+                except (LookupError, TypeError, ValueError):
+                    names.pop(target.id, None)
+    return names
+
+
+def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a constant expression; raises LookupError for anything that would have to be run."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return names[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_evaluate(i, names) for i in items]
+        case ast.Dict(keys=keys, values=values) if all(k is not None for k in keys):
+            return {_evaluate(k, names): _evaluate(v, names) for k, v in zip(keys, values, strict=True) if k is not None}
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _evaluate(left, names) + _evaluate(right, names)
+        case ast.BinOp(left=left, op=ast.Mod(), right=right):
+            right_value = _evaluate(right, names)
+            return _evaluate(left, names) % (tuple(right_value) if isinstance(right_value, list) else right_value)
+        case ast.JoinedStr(values=parts):
+            return "".join(str(_evaluate(p.value if isinstance(p, ast.FormattedValue) else p, names)) for p in parts)
+        case ast.Call(func=ast.Attribute(value=base, attr=method), args=args, keywords=keywords) if method in _STRING_METHODS:
+            text = _evaluate(base, names)
+            if isinstance(text, str):
+                values = [_evaluate(a, names) for a in args]
+                return getattr(text, method)(*values, **{k.arg: _evaluate(k.value, names) for k in keywords if k.arg})
+    raise LookupError(ast.dump(node)[:80])
+
+
+_STRING_METHODS = {"format", "replace", "strip", "lstrip", "rstrip", "join"}
+
+
+def _compile(item: Extension, final: Path, config: Config) -> str:
+    """Compile in a process group of its own and rename into the cache; returns the trimmed log of a failure, '' if it worked."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".build-", dir=final.parent))
+    try:
+        folder = work / "out"
+        folder.mkdir()
+        description = work / "extension.json"
+        description.write_text(json.dumps(asdict(item)), encoding="utf-8")
+        environment = {k: v for k, v in os.environ.items() if k in _KEPT_VARIABLES}
+        root = os.fspath(Path(__file__).resolve().parents[2])
+        environment.update(PYTHONPATH=root, HOME=os.fspath(work), TMPDIR=os.fspath(work), PYTHONDONTWRITEBYTECODE="1")
+        environment["MAX_JOBS"] = str(config.evaluation.build_jobs or os.cpu_count() or 1)
+        command = [sys.executable, "-m", "pkb.evaluate.extension", os.fspath(description), os.fspath(folder)]
+        with open(work / "log", "wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=work, start_new_session=True
+            )
+            try:
+                code = process.wait(config.evaluation.limits.build_seconds)
+            except subprocess.TimeoutExpired:
+                return f"the build did not finish within {config.evaluation.limits.build_seconds:g} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        text = (work / "log").read_text(encoding="utf-8", errors="replace")
+        if code == 3:
+            return trim(text)
+        if code != 0:
+            raise HarnessError(f"the builder failed with exit code {code}: {text.strip()[-500:]}")
+        with contextlib.suppress(OSError):  # someone else was first: theirs is as good
+            os.rename(folder, final)
+        return ""
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+_KEPT_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "CXX",
+    "CC",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "TORCH_CUDA_ARCH_LIST",
+    "LD_LIBRARY_PATH",
+    "CPATH",
+)
+
+
+def trim(log: str) -> str:
+    """The compiler's words with the first error first, without the harness's paths, at most LOG_LIMIT characters."""
+    lines = re.sub(r"\S*/\.build-\w+/out/", "", log).splitlines()
+    first = next((i for i, line in enumerate(lines) if re.search(r"\berror\b[:\s]|fatal error", line)), 0)
+    text = "\n".join([*lines[first:], *(["", "before that:", *lines[:first]] if first else [])])
+    return text[:LOG_LIMIT]

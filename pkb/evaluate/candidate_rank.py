@@ -1,0 +1,185 @@
+"""A candidate rank: runs untrusted code on inputs that arrive as data, and hands its outputs over as bytes.
+
+Nothing in this process is trusted: neither what it says nor what it measures decides anything alone. It holds no expected outputs,
+no seeds, no keys.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import random
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pkb import symm, tree
+from pkb.evaluate import extension, traffic, wire
+from pkb.evaluate.seat import Seat, meet
+
+INPUT_LIMIT = 1 << 38
+
+
+def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
+    """Meet the group, then obey the parent: load, call, burst, warm, block."""
+    link: socket.socket = socket.socket(fileno=_receive_fd(control))
+    seat = meet(control, rank, request)
+    contestant = Contestant(seat, link, request)
+    while True:
+        command = wire.receive_message(control)
+        try:
+            reply = getattr(contestant, "do_" + command.pop("do"))(**command)
+        except wire.WireError:
+            raise
+        except BaseException as error:
+            reply = _failure(error)
+        seat.control.setblocking(True)
+        wire.send_message(control, **reply)
+
+
+class Contestant:
+    """The candidate's module and the input sets that it was given."""
+
+    def __init__(self, seat: Seat, link: socket.socket, request: dict[str, Any]) -> None:
+        self.seat, self.link, self.scratch = seat, link, request["sandbox"]["scratch"]
+        self.solve: Callable[..., Any] = lambda *inputs: None
+        self.sets: list[list[Any]] = []
+        self.account = traffic.Account()
+        traffic.install(self.account)
+
+    def do_load(self, source: str, libraries: dict[str, str], device: str) -> dict[str, Any]:
+        """Import the candidate; ``libraries`` maps build keys to shared libraries."""
+        extension.install(libraries, self.scratch, device)
+        path = os.path.join(self.scratch, f"candidate_{self.seat.rank}.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(source)
+        spec = importlib.util.spec_from_file_location("candidate", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["candidate"] = module
+        with torch.no_grad():
+            spec.loader.exec_module(module)
+        self.solve = module.solution
+        kinds = inspect.Parameter
+        return {
+            "parameters": [
+                ("*" if p.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD) else "") + p.name
+                for p in inspect.signature(self.solve).parameters.values()
+                if p.kind is not kinds.KEYWORD_ONLY
+            ]
+        }
+
+    def do_call(self) -> dict[str, Any]:
+        """One call in isolation: receive a set, run, return outputs and inputs as they are afterwards."""
+        received = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)
+        inputs = self.seat.ready(received["inputs"])
+        _poison_allocator(received["poison"], self.seat.device)
+        start = time.perf_counter()
+        output = self.solve(*inputs)
+        self.seat.synchronize()
+        seconds = time.perf_counter() - start
+        reuse = sorted({t.untyped_storage().data_ptr() for t in _tensors(output)})
+        self._answer(output, inputs)
+        return {"seconds": seconds, "storages": reuse}
+
+    def do_burst(self, order: list[int], late_ms: float, delay_us: float, fresh: bool) -> dict[str, Any]:
+        """Back-to-back calls without host synchronisation; outputs consumed in stream order, inputs overwritten at once.
+
+        order: index of the received set for each call. late_ms: this rank's delay before each call (random up to it).
+        delay_us: longest random delay at the barriers of ``pkb.symm``. fresh: receive sets first.
+        """
+        symm.set_delay(delay_us)
+        if fresh:
+            self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
+        dice = random.Random()
+        self.account.take()
+        answers = []
+        for index in order:
+            inputs = self.seat.ready(tree.clone(self.sets[index]))
+            if late_ms:
+                time.sleep(dice.random() * late_ms / 1e3)
+            output = self.solve(*inputs)
+            answers.append([_plain(output), _plain(inputs)])
+            _overwrite(inputs)
+        self.seat.synchronize()
+        symm.set_delay(0.0)
+        wire.send_tree(self.link, answers)
+        self.sets = []
+        return {"calls": len(order), **self.account.take()}
+
+    def do_sets(self) -> dict[str, Any]:
+        """Receive the input sets of the next blocks."""
+        self.sets = [self.seat.ready(s) for s in wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]]
+        self.seat.synchronize()
+        return {"sets": len(self.sets)}
+
+    def do_block(self, first: int, count: int, renew: bool, answer: bool) -> dict[str, Any]:
+        """Run ``count`` calls from set ``first`` on (around the end, with copies where ``renew``); hand over the last answer."""
+        chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
+        if renew:
+            chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
+        nanoseconds, output = self.seat.block(self.solve, chosen)
+        if answer:
+            self._answer(output, chosen[-1])
+        return {"ns": nanoseconds}
+
+    def _answer(self, output: Any, inputs: list[Any]) -> None:
+        wire.send_tree(self.link, [_plain(output), _plain(inputs)])
+
+
+def _plain(x: Any) -> Any:
+    """A deep copy in stream order that can cross the border; groups become None, oddities their type's name."""
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, torch.Tensor):
+            if type(v) not in (torch.Tensor, torch.nn.Parameter):
+                return {"not a plain tensor": type(v).__name__}
+            return v.detach().clone(memory_format=torch.preserve_format)
+        if isinstance(v, bool | int | float | str | None | torch.Size | torch.dtype):
+            return v
+        if isinstance(v, torch.distributed.ProcessGroup):
+            return None
+        return {"not plain data": type(v).__name__}
+
+    return tree.map_leaves(leaf, x)
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    return [t for t in tree.tensors(x) if type(t) is torch.Tensor and not t.is_sparse]
+
+
+def _overwrite(inputs: list[Any]) -> None:
+    """What a caller may do right after return: reuse the inputs' memory."""
+    with torch.no_grad():
+        for t in tree.tensors(inputs):
+            target = t.values() if t.is_sparse else t
+            if (target.is_floating_point() and target.element_size() > 1) or target.is_complex():
+                target.fill_(float("nan"))
+            else:
+                target.zero_()
+
+
+def _poison_allocator(sizes: list[int], device: str) -> None:
+    """Leave NaN in the memory that the next allocations of these sizes (bytes) will get."""
+    blocks = [torch.full(((n + 3) // 4,), float("nan"), device=device) for n in sizes for _ in range(2)]
+    del blocks
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    text = "".join(traceback.format_exception(error))
+    kind = "compile" if isinstance(error, extension.BuildError) else "raise"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        kind = "memory"
+    return {"failed": kind, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-8000:]}
+
+
+def _receive_fd(control: socket.socket) -> int:
+    _, fds, _, _ = socket.recv_fds(control, 1, 1)
+    return fds[0]

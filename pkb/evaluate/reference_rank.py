@@ -1,0 +1,166 @@
+"""A trusted rank: draws inputs, runs the reference, keeps the expected answers, compares what candidates return.
+
+It holds seeds and expected outputs and never runs candidate code. Its answers to the parent are small JSON messages.
+"""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pkb import problem as problems
+from pkb import tree
+from pkb.evaluate import compare, wire
+from pkb.evaluate.seat import Seat, meet
+
+CACHE_BYTES = 4 << 30
+ANSWER_LIMIT = 1 << 38
+
+
+def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
+    """Meet the group, then obey the parent until it goes."""
+    seat = meet(control, rank, request)
+    bench = Bench(seat)
+    while True:
+        command = wire.receive_message(control)
+        try:
+            reply = getattr(bench, "do_" + command.pop("do"))(**command)
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            reply = {"failed": f"{type(error).__name__}: {error}"[:500], "traceback": text[-4000:]}
+        wire.send_message(control, **reply)
+
+
+class Bench:
+    """Everything one trusted rank knows: the problem at hand, its trials, the timed sets, the link to the candidate."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.link: socket.socket | None = None
+        self.cache: OrderedDict[str, compare.Expected] = OrderedDict()
+        self.problem: problems.Problem = None  # type: ignore[assignment]
+        self.shape: problems.Shape = None  # type: ignore[assignment]
+        self.solve: Callable[..., Any] = lambda *inputs: None
+        self.sets: list[list[Any]] = []
+        self.draws: list[tuple[int, str]] = []  # (trial, key) of each set
+        self.last: tuple[Any, Any] = (None, None)
+        self.theirs: tuple[Any, Any] = (None, None)
+        self.plain: compare.Expected | None = None  # a plain trial's, whose calibration timed calls use
+
+    def do_attach(self) -> dict[str, Any]:
+        """Take the link to this rank's counterpart in a new candidate group."""
+        _, fds, _, _ = socket.recv_fds(self.seat.control, 1, 1)
+        if self.link is not None:
+            self.link.close()
+        self.link = socket.socket(fileno=fds[0])
+        return {"attached": True}
+
+    def do_problem(self, name: str, preset: str, dims: dict[str, int], dtype: str) -> dict[str, Any]:
+        """Turn to a problem. Says how many bytes one input set and its outputs take."""
+        self.problem = problems.load(name)
+        self.shape = self.problem.shape(self.seat.world_size, preset, dtype, dims)
+        self.solve = self.problem.reference()
+        self.sets = []
+        return {"problem": name}
+
+    def do_expect(self, trial: int, key: str) -> dict[str, Any]:
+        """Draw a trial and compute what is expected, unless that is known already."""
+        name = f"{self.problem.name}/{self.shape}/{trial}/{key}"
+        hit = name in self.cache
+        if not hit:
+            inputs = self._draw(trial, key)
+            self.cache[name] = compare.expect(self.problem, inputs, self._run)
+        self.cache.move_to_end(name)
+        while sum(e.nbytes for e in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
+            self.cache.popitem(last=False)
+        expected = self.cache[name]
+        if trial % len(problems.VARIANTS) == 0:
+            self.plain = expected
+        return {"hit": hit, "bytes": expected.nbytes, "set_bytes": expected.set_bytes}
+
+    def do_exchange(self, trial: int, key: str) -> dict[str, Any]:
+        """Send the trial's inputs to the counterpart, wait for its answer, judge it."""
+        expected = self._expected(trial, key)
+        wire.send_tree(self._link(), {"inputs": expected.inputs, "poison": expected.output_bytes})
+        output, after = self._answer()
+        return compare.judge(expected, output, after).as_dict()
+
+    def do_burst(self, trials: list[int], keys: list[str], order: list[int], fresh: bool) -> dict[str, Any]:
+        """Send several trials at once, wait for the answers of back-to-back calls in ``order``, judge each."""
+        expected = [self._expected(t, k) for t, k in zip(trials, keys, strict=True)]
+        if fresh:
+            wire.send_tree(self._link(), {"sets": [e.inputs for e in expected]})
+        answers = wire.receive_tree(self._link(), ANSWER_LIMIT)
+        worst = None
+        for call, index in enumerate(order):
+            found = compare.judge(expected[index], answers[call][0], answers[call][1])
+            if worst is None or found.error > worst[1].error:
+                worst = (call, found)
+        assert worst is not None
+        return {**worst[1].as_dict(), "call": worst[0], "trial": trials[order[worst[0]]]}
+
+    def do_sets(self, first: int, keys: list[str], send: bool) -> dict[str, Any]:
+        """Draw fresh input sets for timed calls, keep them, and send them to the counterpart."""
+        self.draws = [(first + i, key) for i, key in enumerate(keys)]
+        drawn = [self._draw(trial, key) for trial, key in self.draws]
+        if send:
+            wire.send_tree(self._link(), {"sets": drawn})
+        self.sets = [self.seat.ready(s) for s in drawn]
+        self.seat.synchronize()
+        return {"bytes": sum(t.nbytes for s in drawn for t in tree.tensors(s) if not t.is_sparse)}
+
+    def do_block(self, first: int, count: int, renew: bool, answer: bool) -> dict[str, Any]:
+        """Time ``count`` reference calls from set ``first`` on; keep the last call's answer."""
+        chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
+        if renew:
+            chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
+        nanoseconds, output = self.seat.block(self.solve, chosen)
+        if answer:
+            self.last = (tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, chosen[-1]))
+        return {"ns": nanoseconds}
+
+    def do_collect(self) -> dict[str, Any]:
+        """Receive the counterpart's answer to the last call of its block, and keep it to judge later."""
+        self.theirs = self._answer()
+        return {"collected": True}
+
+    def do_judge_block(self, first: int, count: int) -> dict[str, Any]:
+        """Judge the collected answer against this rank's own answer to the same call."""
+        assert self.plain is not None
+        before = self._draw(*self.draws[(first + count - 1) % len(self.draws)])
+        expected = compare.expect_like(self.problem, before, self.last, self.plain)
+        return compare.judge(expected, *self.theirs).as_dict()
+
+    def _run(self, inputs: list[Any]) -> tuple[Any, Any]:
+        live = self.seat.ready(inputs)
+        output = self.solve(*live)
+        self.seat.synchronize()
+        return tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, live)
+
+    def _draw(self, trial: int, key: str) -> list[Any]:
+        ctx = self.problem.context(self.shape, self.seat.rank, trial, bytes.fromhex(key), self.seat.device)
+        return list(self.problem.make_inputs(ctx))
+
+    def _expected(self, trial: int, key: str) -> compare.Expected:
+        return self.cache[f"{self.problem.name}/{self.shape}/{trial}/{key}"]
+
+    def _answer(self) -> tuple[Any, Any]:
+        answer = wire.receive_tree(self._link(), ANSWER_LIMIT)
+        if not isinstance(answer, list) or len(answer) != 2:
+            raise wire.WireError("not an answer")
+        return answer[0], answer[1]
+
+    def _link(self) -> socket.socket:
+        assert self.link is not None
+        return self.link
+
+
+def _cpu(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.detach().to("cpu", copy=True)
+    return None if isinstance(x, torch.distributed.ProcessGroup) else x

@@ -1,0 +1,233 @@
+"""Isolation of a candidate group by the kernel's own means.
+
+Levels: ``namespaces`` (own network with loopback only, pid, mount, ipc and uts namespaces; private /tmp, /dev/shm and /proc, the
+rest of the file system read-only; another user id) and ``process`` (own session, scratch, resource limits, killed as a tree).
+``none`` is for the trusted reference group. docs/integrity.md states what each level stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
+    0x00020000,
+    0x04000000,
+    0x08000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+LEVELS = ("none", "process", "namespaces")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one group may do. scratch: its only writable folder beside /tmp and /dev/shm; hidden: folders it must not see."""
+
+    level: str = "none"
+    scratch: str = ""
+    hidden: list[str] = field(default_factory=list)
+    keep: list[str] = field(default_factory=list)  # folders that stay readable inside hidden ones
+    memory_bytes: int = 0
+    processes: int = 0
+    file_bytes: int = 0
+    uid: int = 0  # ranks run as uid + rank where the group was started by root; 0: keep
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def available() -> str:
+    """The best level that this system allows, found by trying in a child."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            enter(Policy(level="namespaces"))
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    return "namespaces" if status == 0 else "process"
+
+
+def enter(policy: Policy) -> str:
+    """Called by the supervisor: leave the host's namespaces. Returns the level; raises OSError where the system refuses."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if policy.level != "namespaces":
+        return policy.level
+    flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+    uid, gid = os.getuid(), os.getgid()
+    if uid != 0:
+        flags |= CLONE_NEWUSER
+    _call("unshare", flags)
+    if uid != 0:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {uid} 1")
+        _write("/proc/self/gid_map", f"0 {gid} 1")
+    _loopback_up()
+    return policy.level
+
+
+def furnish(policy: Policy) -> None:
+    """Called by pid 1 of the new pid namespace: build the file system that the candidate sees.
+
+    Read-only but for its scratch, /tmp and /dev/shm, which are its own; hidden folders are empty except for what is kept.
+    """
+    if policy.level != "namespaces":
+        return
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    with contextlib.suppress(OSError):
+        socket.sethostname("pkb")
+    for point in _mount_points():
+        with contextlib.suppress(OSError):  # a mount under another one, or one that a user namespace may not touch
+            _mount(None, point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
+    scratch = os.path.realpath(policy.scratch)
+    kept = {path: os.open(path, os.O_PATH) for path in [*map(os.path.realpath, policy.keep), scratch] if os.path.isdir(path)}
+    hidden = [os.path.realpath(p) for p in (*_PRIVATE, *policy.hidden, *_closed_ancestors(kept)) if os.path.isdir(p)]
+    outer: list[str] = []
+    for folder in sorted(dict.fromkeys(hidden), key=len):
+        if not any(_inside(folder, above) for above in [*kept, *outer]):
+            outer.append(folder)
+    for folder in outer:
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_room(folder, policy)}")
+    for path in sorted(kept, key=len):
+        if any(_inside(path, folder) for folder in outer) or path == scratch:
+            os.makedirs(path, exist_ok=True)
+            _mount(f"/proc/self/fd/{kept[path]}", path, None, MS_BIND | MS_REC)
+            mode = 0 if path == scratch else MS_RDONLY
+            _mount(None, path, None, MS_REMOUNT | MS_BIND | MS_NOSUID | mode)
+    for folder in hidden:
+        if folder not in outer and os.path.isdir(folder):
+            _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "mode=755,size=4096")
+    for folder in outer:
+        if folder not in _PRIVATE:
+            with contextlib.suppress(OSError):
+                _mount(None, folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    for descriptor in kept.values():
+        os.close(descriptor)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)
+
+
+_PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def _room(folder: str, policy: Policy) -> int:
+    if folder == "/dev/shm":
+        return policy.memory_bytes or 1 << 30
+    return max(policy.file_bytes, 1 << 20) if folder in _PRIVATE else 1 << 20
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _closed_ancestors(paths: Iterable[str]) -> list[str]:
+    """Folders on the way to ``paths`` that another user may not pass (a home directory, as a rule): covered, then reopened."""
+    found = []
+    for path in paths:
+        parts = path.strip("/").split("/")
+        for n in range(1, len(parts)):
+            folder = "/" + "/".join(parts[:n])
+            if not os.stat(folder).st_mode & 0o001:
+                found.append(folder)
+                break
+    return found
+
+
+def confine(policy: Policy, rank: int) -> None:
+    """Called by each rank before it does anything: limits, identity, no new privileges."""
+    if policy.level == "none":
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if policy.file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (policy.file_bytes, policy.file_bytes))
+    if policy.processes:
+        resource.setrlimit(resource.RLIMIT_NPROC, (policy.processes, policy.processes))
+    if policy.uid and os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(policy.uid, policy.uid, policy.uid)
+        os.setresuid(policy.uid, policy.uid, policy.uid)
+    _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    die_with_parent()  # changing the user id clears it
+    os.chdir(policy.scratch)
+
+
+def signal_group(policy: Policy, ranks: list[int], number: int) -> None:
+    """Called by init: signal every process of the group but itself."""
+    if policy.level == "namespaces":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, number)
+        return
+    for pid in {*ranks, *_descendants(os.getpid())}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end_descendants() -> None:
+    """Called by the supervisor, a subreaper, after init has ended: kill and reap whatever was left behind."""
+    while True:
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        parent = queue.pop()
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children") as file:
+                    children = [int(c) for c in file.read().split()]
+                found += children
+                queue += children
+    return found
+
+
+def _loopback_up() -> None:
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, 0x8914, struct.pack("16sH14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
+
+
+def _mount_points() -> list[str]:
+    with open("/proc/self/mounts") as file:
+        points = [line.split()[1].encode().decode("unicode_escape") for line in file]
+    return [p for p in points if not p.startswith(("/proc", "/sys", "/dev"))]
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encode = lambda s: None if s is None else s.encode()  # noqa: E731
+    if _libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mount {target}: {os.strerror(code)}")
+
+
+def _call(name: str, *args: int) -> None:
+    if getattr(_libc, name)(*args) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

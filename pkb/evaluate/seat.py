@@ -1,0 +1,100 @@
+"""What trusted and candidate ranks have in common: meeting the group, devices, process groups, running a block."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pkb import tree
+from pkb.evaluate import wire
+
+#: Limits inside torch.distributed are far beyond any build or stage: only the stage's own deadline ends a group.
+FOREVER = datetime.timedelta(hours=12)
+
+
+@dataclass
+class Seat:
+    """One rank's place in its group."""
+
+    rank: int
+    world_size: int
+    device: str  # "cpu" or "cuda:i"
+    control: socket.socket
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+    def group_of(self, ranks: tuple[int, ...]) -> Any:
+        """The process group over these ranks; made once, by its members only."""
+        if ranks not in self.groups:
+            self.groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+        return self.groups[ranks]
+
+    def ready(self, inputs: Sequence[Any]) -> list[Any]:
+        """Inputs as ``solution`` takes them: groups resolved."""
+        return list(tree.resolve_groups(list(inputs), self.group_of))
+
+    def synchronize(self) -> None:
+        """Wait for everything this process has launched on its device."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def block(self, solve: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[int, Any]:
+        """Call ``solve`` once on each input set, back to back, from the parent's go on.
+
+        Returns (nanoseconds from go until the device has nothing left to do, the last call's outputs).
+        """
+        self.synchronize()
+        wire.send_message(self.control, armed=True)
+        wire.receive_message(self.control)
+        output = None
+        start = time.perf_counter_ns()
+        for inputs in sets:
+            output = solve(*inputs)
+        self.synchronize()
+        return time.perf_counter_ns() - start, output
+
+
+def meet(control: socket.socket, rank: int, request: dict[str, Any]) -> Seat:
+    """Join the process group: rank 0 opens the store and tells the parent its port, the parent tells everyone.
+
+    request: world_size, devices (list of "cpu" or CUDA indices by rank), backend.
+    """
+    world_size = request["world_size"]
+    device = request["devices"][rank]
+    if device != "cpu":
+        torch.cuda.set_device(int(device.split(":")[1]))
+    torch.set_num_threads(request.get("threads", 1))
+    store = None
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world_size, True, timeout=FOREVER, wait_for_workers=False)
+        wire.send_message(control, port=store.port)
+    port = wire.receive_message(control)["port"]
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world_size),
+    )
+    if store is None:
+        store = dist.TCPStore("127.0.0.1", port, world_size, False, timeout=FOREVER)
+    options: dict[str, Any] = {}
+    if request["backend"] != "gloo":
+        options["device_id"] = torch.device(device)
+    dist.init_process_group(request["backend"], store=store, rank=rank, world_size=world_size, timeout=FOREVER, **options)
+    if device != "cpu" and request["backend"] == "gloo":
+        from pkb.evaluate import staging
+
+        staging.install()
+    seat = Seat(rank, world_size, device, control, {tuple(range(world_size)): dist.group.WORLD})
+    dist.barrier()
+    wire.send_message(control, met=True)
+    return seat

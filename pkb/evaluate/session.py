@@ -1,0 +1,349 @@
+"""One candidate, from its source to its verdict. Read ``judge`` from top to bottom: it is the way through."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pkb import candidate, problem
+from pkb.config import Config
+from pkb.draw import trial_key
+from pkb.evaluate import integrity, timing
+from pkb.evaluate.build import Build
+from pkb.evaluate.ranks import GroupFailed, RankGroup
+from pkb.problem import VARIANTS
+from pkb.records import Evaluation, Job
+from pkb.verdict import Stage, Verdict
+
+LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a call
+RANDOM_DELAY_US = 300
+
+
+class Ended(Exception):
+    """The verdict is known."""
+
+    def __init__(self, verdict: Verdict, detail: str) -> None:
+        super().__init__(detail)
+        self.verdict, self.detail = verdict, detail
+
+
+@dataclass
+class Session:
+    """The state of one judgement; ``result`` turns it into the record."""
+
+    job: Job
+    config: Config
+    secret: bytes
+    reference: RankGroup
+    take_candidate: Callable[[], RankGroup]
+    reference_failed: Callable[[GroupFailed], Exception]
+    before_timing: Callable[[], None] = lambda: None
+    group: RankGroup | None = None
+    stage: Stage = Stage.CHECK
+    set_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def judge(self, build: Build | None, make_build: Callable[[], Build]) -> Evaluation:
+        """Run every stage until one decides. Raises HarnessError when the machine fails; the candidate group is always ended."""
+        try:
+            with self._stage(Stage.CHECK):
+                if found := candidate.check(self.job.source, self.job.problem):
+                    raise Ended(*found)
+            with self._stage(Stage.BUILD):
+                build = build or make_build()
+                self.fields["build_log"] = build.log
+                if not build.ok:
+                    raise Ended(Verdict.COMPILE_ERROR, _first_line(build.log))
+            with self._stage(Stage.LOAD):
+                self._expect()
+                self._load(build)
+            with self._stage(Stage.CORRECTNESS):
+                self._trials()
+                self._stress()
+                traffic = self._traffic()
+            with self._stage(Stage.TIMING):
+                self._time()
+            self.stage = Stage.DONE
+            if traffic.fault:
+                self.fields["measured"] = str(Verdict.CORRECT)
+                raise Ended(Verdict.FORBIDDEN, traffic.fault)
+            return self.result(Verdict.CORRECT, "")
+        except Ended as end:
+            return self.result(end.verdict, end.detail)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the candidate group; nothing of it is left afterwards."""
+        if self.group is not None:
+            start = time.monotonic()
+            self.group.kill()
+            self.seconds["end"] = time.monotonic() - start
+            self.group = None
+
+    def result(self, verdict: Verdict, detail: str) -> Evaluation:
+        """The record of what is known so far."""
+        return Evaluation(
+            problem=self.job.problem,
+            verdict=verdict,
+            detail=detail,
+            stage=self.stage,
+            world_size=self.job.world_size,
+            size=_size_text(self.job),
+            dtype=self.job.dtype,
+            device=self.job.device,
+            policy=self.config.integrity.collectives,
+            protocol=timing.PROTOCOL,
+            seconds_by_stage={k: round(v, 4) for k, v in self.seconds.items()},
+            **self.fields,
+        )
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def _expect(self) -> None:
+        """Have the reference ranks compute what is expected, once per problem and node."""
+        job = self.job
+        self._trusted(do="problem", name=job.problem, preset=job.preset, dims=dict(job.dims), dtype=job.dtype)
+        for trial in range(self.config.evaluation.trials):
+            known = self._trusted(do="expect", trial=trial, key=self._key(trial))
+            self.set_bytes = max(self.set_bytes, *(int(k["set_bytes"]) for k in known))
+
+    def _load(self, build: Build) -> None:
+        self.group = self.take_candidate()
+        self.fields["sandbox"] = self.group.level
+        self._attach()
+        limits = self.config.evaluation.limits
+        libraries = self.group.place(build.files)
+        replies = self._candidate(
+            limits.load_seconds + (0 if build.files else limits.build_seconds),
+            Verdict.LOAD_ERROR,
+            do="load",
+            source=self.job.source,
+            libraries=libraries,
+            device=self.job.device,
+        )
+        for reply in replies:
+            names = [str(n) for n in reply.get("parameters", [])]
+            if found := candidate.interface_fault(names, self.job.problem):
+                raise Ended(*found)
+
+    def _trials(self) -> None:
+        """Each trial alone: one call from a common start, every output and input compared on every rank."""
+        limits = self.config.evaluation.limits
+        worst, storages = 0.0, []
+        for trial in range(self.config.evaluation.trials):
+            self.reference.tell(do="exchange", trial=trial, key=self._key(trial))
+            # the first call may build extensions and meet: the build's limit is part of its deadline
+            seconds = limits.call_seconds + (limits.build_seconds if trial == 0 else 0)
+            replies = self._candidate(seconds if trial else self._first_deadline(), Verdict.RUNTIME_ERROR, do="call")
+            storages.append([r.get("storages") for r in replies])
+            worst = max(worst, self._verdict_of(self._judged(), f"trial {trial} ({VARIANTS[trial % len(VARIANTS)]})"))
+            self.fields.update(trials=trial + 1, max_error=worst)
+        plain = [s for t, s in enumerate(storages) if t % len(VARIANTS) == 0]
+        self.fields["reuses_output"] = len(plain) > 1 and any(
+            set(a or []) & set(b or []) for a, b in zip(plain[0], plain[1], strict=True)
+        )
+
+    def _stress(self) -> None:
+        """Back-to-back calls with different data, one rank late, inputs overwritten on return: where races show."""
+        trials = list(range(self.config.evaluation.trials))
+        dice = random.SystemRandom()
+        late = dice.randrange(self.job.world_size)
+        order = trials * 2 + dice.sample(trials * 2, len(trials))
+        for name, order_now, slowed in (
+            ("alone", [0, 0, 0], None),
+            ("back to back", order, None),
+            ("with a late rank", order, late),
+        ):
+            trials_now = [0] if name == "alone" else trials
+            keys = [self._key(t) for t in trials_now]
+            self.reference.tell(do="burst", trials=trials_now, keys=keys, order=order_now, fresh=True)
+            self._candidate(
+                self.config.evaluation.limits.call_seconds * 2,
+                Verdict.RUNTIME_ERROR,
+                per_rank=lambda rank, s=slowed: {"late_ms": LATE_MS if rank == s else 0.0},
+                do="burst",
+                delay_us=0.0 if name == "alone" else RANDOM_DELAY_US,
+                order=order_now,
+                fresh=True,
+            )
+            judged = self._judged()
+            bad = next((j for j in judged if not j["right"]), None)
+            if bad is not None:
+                rank = judged.index(bad)
+                what = (
+                    f"right in isolation, wrong {name}: call {bad['call']} (trial {bad['trial']}), rank {rank}: {bad['detail']}"
+                )
+                raise Ended(Verdict.NONDETERMINISTIC, what)
+            self.fields["max_error"] = max(self.fields["max_error"], *(float(j["error"]) for j in judged))
+
+    def _traffic(self) -> integrity.Traffic:
+        """What torch.distributed and the loopback interface carried per call, once everything has settled."""
+        assert self.group is not None
+        calls = 8
+        self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls, fresh=True)
+        before = self.group.loopback_bytes()
+        replies = self._candidate(
+            self.config.evaluation.limits.call_seconds * 2,
+            Verdict.RUNTIME_ERROR,
+            do="burst",
+            late_ms=0.0,
+            delay_us=0.0,
+            order=[0] * calls,
+            fresh=True,
+        )
+        after = self.group.loopback_bytes()
+        self._judged()
+        carried = None if before is None or after is None else (after - before) / calls / self.job.world_size
+        spec = problem.load(self.job.problem)
+        cost = spec.cost(spec.shape(self.job.world_size, self.job.preset, self.job.dtype, self.job.dims))
+        traffic = integrity.assess(self.config.integrity.collectives, replies, calls, carried, cost)
+        self.fields["collective_bytes"] = traffic.bytes_per_call
+        return traffic
+
+    def _time(self) -> None:
+        settings = self.config.evaluation
+        if not settings.timing.enabled:
+            return
+        assert self.group is not None
+        self.before_timing()
+        spec = problem.load(self.job.problem)
+        with self._candidate_faults(Verdict.RUNTIME_ERROR):
+            found = timing.measure(
+                self.reference, self.group, settings, self._key, self.set_bytes, bool(spec.mutates), self.job.device
+            )
+        if found.wrong:
+            raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
+        self.fields.update(
+            speedup=found.speedup,
+            speedup_low=found.low,
+            speedup_high=found.high,
+            reference_ms=found.reference_ms,
+            candidate_ms=found.candidate_ms,
+            extra={**self.fields.get("extra", {}), "timing": {**found.evidence, "pairs": found.pairs, "calls": found.calls}},
+        )
+        if found.suspicious:
+            raise Ended(Verdict.TAMPERING, f"rule outside-clock: {found.suspicious}")
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        """Give each candidate rank and its trusted counterpart the two ends of a private link."""
+        assert self.group is not None
+        pairs = [socket.socketpair() for _ in range(self.job.world_size)]
+        with self._trusted_faults():
+            self.reference.tell(do="attach")
+            self.reference.send_links([ours for ours, _ in pairs])
+            self.reference.replies(30.0)
+        self.group.links += [ours for ours, _ in pairs]
+        self.group.send_links([theirs for _, theirs in pairs])
+        for _, theirs in pairs:
+            theirs.close()
+        self.group.meet()
+
+    def _trusted(self, **command: Any) -> list[dict[str, Any]]:
+        with self._trusted_faults():
+            return self.reference.ask(self.config.evaluation.limits.timing_seconds * 5, **command)
+
+    def _judged(self) -> list[dict[str, Any]]:
+        with self._trusted_faults():
+            return self.reference.replies(self.config.evaluation.limits.timing_seconds)
+
+    @contextmanager
+    def _trusted_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except GroupFailed as error:
+            raise self.reference_failed(error) from None
+
+    def _candidate(self, seconds: float, on_raise: Verdict, per_rank: Any = None, **command: Any) -> list[dict[str, Any]]:
+        assert self.group is not None
+        with self._candidate_faults(on_raise):
+            return self.group.ask(seconds, per_rank, **command)
+
+    @contextmanager
+    def _candidate_faults(self, on_raise: Verdict) -> Iterator[None]:
+        """Turn a failed rank into its verdict, by what the kernel and the clock say before what the rank says."""
+        try:
+            yield
+        except GroupFailed as error:
+            assert self.group is not None
+            group, extra = self.group, dict(self.fields.get("extra", {}))
+            self.close()
+            self._resync()
+            extra["log"] = group.log.text()[-4000:]
+            if error.trace:
+                extra["traceback"] = error.trace
+            self.fields["extra"] = extra
+            raise Ended(self._blame(error, on_raise), _detail(error)) from None
+
+    def _blame(self, error: GroupFailed, on_raise: Verdict) -> Verdict:
+        if error.kind == "stuck":
+            return Verdict.DEADLOCK
+        if error.kind == "died":
+            killed = error.status == signal.SIGKILL and integrity.out_of_memory(self.group)
+            return Verdict.OUT_OF_MEMORY if killed else Verdict.RUNTIME_ERROR
+        return {"compile": Verdict.COMPILE_ERROR, "memory": Verdict.OUT_OF_MEMORY}.get(error.kind, on_raise)
+
+    def _resync(self) -> None:
+        """The reference ranks may still wait for an answer that will not come: their links are down, so they say so."""
+        self.reference.drain()
+
+    def _first_deadline(self) -> float:
+        limits = self.config.evaluation.limits
+        dynamic = "load_inline" in self.job.source or "compile_cuda_extension" in self.job.source or "triton" in self.job.source
+        return limits.call_seconds + (limits.build_seconds if dynamic else 0.0)
+
+    def _verdict_of(self, judged: list[dict[str, Any]], where: str) -> float:
+        for rank, found in enumerate(judged):
+            if not found["structure"]:
+                raise Ended(Verdict.WRONG_STRUCTURE, f"{where}, rank {rank}: {found['detail']}")
+        worst = max(range(len(judged)), key=lambda r: float(judged[r]["error"]))
+        error = float(judged[worst]["error"])
+        if error > 1.0:
+            self.fields["max_error"] = error if math.isfinite(error) else None
+            wrong = [r for r, j in enumerate(judged) if not j["right"]]
+            which = (
+                "every rank" if len(wrong) == len(judged) else f"ranks {wrong}" if len(wrong) > 1 else f"rank {wrong[0]} only"
+            )
+            raise Ended(Verdict.MISMATCH, f"{where}, rank {worst}: {judged[worst]['detail']} (wrong on {which})")
+        return error
+
+    def _key(self, trial: int) -> str:
+        return trial_key(self.secret, self.job.problem, trial).hex()
+
+    @contextmanager
+    def _stage(self, stage: Stage) -> Iterator[None]:
+        self.stage = stage
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[str(stage)] = self.seconds.get(str(stage), 0.0) + time.monotonic() - start
+
+
+def run_secret(secret: bytes, purpose: str) -> bytes:
+    """An independent secret for a purpose (first judgement, feedback, ...): draws of one say nothing about another's."""
+    return hmac.new(secret, purpose.encode(), hashlib.sha256).digest()
+
+
+def _size_text(job: Job) -> str:
+    return job.preset + "".join(f" {k}={v}" for k, v in sorted(job.dims.items()))
+
+
+def _detail(error: GroupFailed) -> str:
+    return f"rank {error.rank}: {error.text}" if error.kind in ("raise", "compile", "memory") else error.text
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "the build failed")[:500]

@@ -1,0 +1,164 @@
+"""The timing protocol: alternating blocks of reference and candidate on fresh inputs (docs/timing.md).
+
+A block is a number of back-to-back calls, each on an input set that its side has never seen. Its length is drawn secretly around a
+target, and the answer to its last call is judged, so the candidate never knows which call will be looked at. While the reference
+runs, the candidate's processes are stopped. Each rank measures its own block; the parent brackets it with a clock of its own, and
+the candidate's time is never taken to be less than what that clock allows.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pkb.config import EvaluationConfig
+from pkb.evaluate.ranks import GroupFailed, RankGroup
+from pkb.evaluate.stats import median_interval
+from pkb.problem import TIMING_TRIAL
+
+PROTOCOL = 1
+BLOCK_SECONDS = 0.02  # long against the start of a block, short against drifting clocks
+SETS_BYTES = {"cpu": 128 << 20, "cuda": 4 << 30}  # memory for the input sets of one block, per rank
+MOST_SETS = 64
+EMPTY_BLOCKS = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """speedup and interval; milliseconds per call of the slowest rank; evidence for what is suspicious."""
+
+    speedup: float
+    low: float
+    high: float
+    reference_ms: float
+    candidate_ms: float
+    pairs: int
+    calls: int
+    wrong: str = ""  # a judged timed call that was wrong
+    suspicious: str = ""  # the candidate's own clock ran behind the parent's
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Blocks:
+    """Both groups, and how to run one block on either."""
+
+    reference: RankGroup
+    candidate: RankGroup
+    deadline_s: float
+
+    def run(self, side: str, first: int, count: int, renew: bool, answer: bool) -> tuple[float, float]:
+        """(seconds of the slowest rank, seconds on the parent's clock) of one block of ``count`` calls."""
+        group = self.reference if side == "reference" else self.candidate
+        if side == "reference":
+            self.candidate.signal(signal.SIGSTOP)
+        try:
+            group.tell(do="block", first=first, count=count, renew=renew, answer=answer)
+            if answer and side == "candidate":
+                self.reference.tell(do="collect")
+            replies, outer = group.go(self.deadline_s)
+            if answer and side == "candidate":
+                self.reference.replies(self.deadline_s)
+        finally:
+            if side == "reference":
+                self.candidate.signal(signal.SIGCONT)
+        return max(int(r["ns"]) for r in replies) / 1e9, outer / 1e9
+
+
+def measure(
+    reference: RankGroup,
+    candidate: RankGroup,
+    settings: EvaluationConfig,
+    key_of: Callable[[int], str],
+    set_bytes: int,
+    mutates: bool,
+    device: str,
+) -> Timing:
+    """Time the candidate against the reference. key_of: trial -> key of its draw. Raises GroupFailed."""
+    timing, limits = settings.timing, settings.limits
+    end = time.monotonic() + limits.timing_seconds
+    secret = random.SystemRandom()
+    blocks = Blocks(reference, candidate, limits.timing_seconds)
+    drawn = 0
+
+    def fresh(count: int) -> None:
+        nonlocal drawn
+        trial = TIMING_TRIAL + drawn
+        drawn += count
+        candidate.tell(do="sets")
+        reference.ask(limits.timing_seconds, do="sets", first=trial, keys=[key_of(trial + i) for i in range(count)], send=True)
+        candidate.replies(limits.timing_seconds)
+
+    most = max(2, min(MOST_SETS, SETS_BYTES[device] // max(1, set_bytes)))
+    fresh(min(8, most))
+    per_call = {side: _warm(blocks, side, min(8, most), settings, mutates) for side in ("candidate", "reference")}
+    overhead = {side: _empty(blocks, side) for side in ("candidate", "reference")}
+    wanted = max(math.ceil(timing.iterations / timing.blocks), math.ceil(BLOCK_SECONDS / max(per_call.values(), default=1e-3)))
+    typical = max(1, min(most, wanted))
+    ratios: list[float] = []
+    inner: dict[str, list[float]] = {"reference": [], "candidate": []}
+    outer: dict[str, list[float]] = {"reference": [], "candidate": []}
+    calls = 0
+    for pair in range(timing.blocks):
+        if pair >= 3 and time.monotonic() > end:
+            break
+        count = secret.randint(max(1, math.ceil(0.75 * typical)), max(1, min(most, math.ceil(1.25 * typical))))
+        fresh(count)
+        for side in ("reference", "candidate") if pair % 2 == 0 else ("candidate", "reference"):
+            own, bracket = blocks.run(side, 0, count, False, True)
+            inner[side].append(own / count)
+            outer[side].append(max(0.0, bracket - overhead[side]) / count)
+        calls += count
+        found = [r for r in reference.ask(limits.timing_seconds, do="judge_block", first=0, count=count) if not r["right"]]
+        if found:
+            detail = f"a timed call was answered wrongly: {found[0]['detail']}"
+            return Timing(0, 0, 0, 0, 0, pair + 1, calls, wrong=detail)
+        ratios.append(inner["reference"][-1] / inner["candidate"][-1])
+    lag = statistics.median(outer["candidate"]) / max(1e-12, statistics.median(inner["candidate"]))
+    usual = statistics.median(outer["reference"]) / max(1e-12, statistics.median(inner["reference"]))
+    suspicious = ""
+    if lag > 1.5 * max(1.0, usual):
+        suspicious = f"its own clock showed 1/{lag:.2f} of the time that passed outside (reference: 1/{usual:.2f})"
+        ratios = [r / c for r, c in zip(outer["reference"], outer["candidate"], strict=True)]
+        inner = outer
+    middle, low, high = median_interval(ratios, timing.bootstrap)
+    return Timing(
+        middle,
+        low,
+        high,
+        1e3 * statistics.median(inner["reference"]),
+        1e3 * statistics.median(inner["candidate"]),
+        len(ratios),
+        calls,
+        suspicious=suspicious,
+        evidence={"block_calls": typical, "outside_over_inside": round(lag, 3), "set_bytes": set_bytes},
+    )
+
+
+def _warm(blocks: Blocks, side: str, sets: int, settings: EvaluationConfig, mutates: bool) -> float:
+    """Warm up to the configured number of calls or seconds, whichever comes first; returns seconds per call."""
+    timing = settings.timing
+    done, start, per_call = 0, time.monotonic(), 0.0
+    while done < timing.warmup:
+        left = timing.warmup_seconds - (time.monotonic() - start)
+        if done >= 2 * sets and left <= 0:
+            break
+        own, _ = blocks.run(side, done % sets, min(sets, timing.warmup - done), mutates, False)
+        count = min(sets, timing.warmup - done)
+        per_call = own / count
+        done += count
+    return per_call
+
+
+def _empty(blocks: Blocks, side: str) -> float:
+    """What a block costs on the parent's clock beside its calls, in seconds."""
+    return statistics.median(blocks.run(side, 0, 0, False, False)[1] for _ in range(EMPTY_BLOCKS))
+
+
+__all__ = ["PROTOCOL", "Blocks", "GroupFailed", "Timing", "measure"]

@@ -1,0 +1,72 @@
+"""In a candidate rank: an account of what torch.distributed was asked to move. A hint; the kernel's counters decide."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: Functions of torch.distributed that send tensor data, and which argument they send.
+SENDERS = {
+    "all_reduce": 0,
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "reduce_scatter": 1,
+    "reduce_scatter_tensor": 1,
+    "all_to_all": 1,
+    "all_to_all_single": 1,
+    "broadcast": 0,
+    "reduce": 0,
+    "gather": 0,
+    "scatter": 1,
+    "send": 0,
+    "isend": 0,
+    "all_reduce_coalesced": 0,
+}
+
+
+class Account:
+    """Bytes and operations since the last ``take``."""
+
+    def __init__(self) -> None:
+        self.sent, self.ops, self.floats = 0, set[str](), set[str]()
+        self._lock = threading.Lock()
+
+    def note(self, op: str, payload: Any) -> None:
+        tensors = [payload] if isinstance(payload, torch.Tensor) else [t for t in payload or [] if isinstance(t, torch.Tensor)]
+        with self._lock:
+            self.ops.add(op)
+            self.sent += sum(t.nbytes for t in tensors)
+            if any(t.is_floating_point() or t.is_complex() for t in tensors):
+                self.floats.add(op)
+
+    def take(self) -> dict[str, Any]:
+        with self._lock:
+            found = {"sent_bytes": self.sent, "ops": sorted(self.ops), "float_ops": sorted(self.floats)}
+            self.sent, self.ops, self.floats = 0, set(), set()
+        return found
+
+
+def install(account: Account) -> None:
+    """Wrap the senders of torch.distributed in this process."""
+    for name, position in SENDERS.items():
+        original = getattr(dist, name, None)
+        if original is not None:
+            setattr(dist, name, _noting(account, name, position, original))
+
+
+def _noting(account: Account, name: str, position: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = [*args, *kwargs.values()]
+        payload = (
+            args[position] if len(args) > position else next((v for v in values if isinstance(v, torch.Tensor | list)), None)
+        )
+        account.note(name, payload)
+        return original(*args, **kwargs)
+
+    return call
