@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,35 @@ from pkb.errors import UserError
 
 if TYPE_CHECKING:
     import polars as pl
+
+#: Source projects that specs name in prose. Where one names two, the code came from the one that stands first here.
+PROJECTS = (
+    "VeOmni",
+    "NeMo-RL",
+    "Transformer Engine",
+    "PhysicsNeMo",
+    "GraphStorm",
+    "DGL",
+    "PyTorch Geometric",
+    "TorchRec",
+    "DeePMD-kit",
+    "DINOv2",
+    "Evo 2",
+    "flash-linear-attention",
+    "gsplat",
+    "MAGI-1",
+    "OpenCLIP",
+    "Open-Sora",
+    "SAM 3",
+    "torch-harmonics",
+    "DeepSeek-V3",
+    "DeepSpeed",
+    "Megatron-LM",
+    "ring-flash-attention",
+    "Hugging Face Transformers",
+    "DistriFusion",
+    "PyTorch FSDP",
+)
 
 
 @dataclass(frozen=True)
@@ -51,20 +81,12 @@ class Run:
 
 def open_run(path: Path | str) -> Run:
     """The run in that directory; raises UserError when there is none."""
-    import yaml
+    from pkb.store.run import read
 
     path = Path(path)
-    file = path / "run.yaml"
     if not path.is_dir():
-        raise UserError(f"no run directory {path}; `pkb sweep` prints the directory it wrote")
-    try:
-        meta = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a run directory: it has no run.yaml") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(meta, dict):
-        raise UserError(f"{file} is not a run's description: expected a mapping")
+        raise UserError(f"no run directory {path}; give one that `pkb sweep` has printed")
+    meta = read(path)
     return Run(path, str(meta.get("run") or path.resolve().name), meta)
 
 
@@ -93,7 +115,18 @@ def _scan(run: Path | str | Run, table: str) -> pl.LazyFrame:
     from pkb.store.reader import scan
 
     opened = run if isinstance(run, Run) else open_run(run)
+    for name in missing_parts(opened.path / table):
+        warnings.warn(f"{opened.path / table / name} is missing; its rows are left out", stacklevel=3)
     return scan(opened.path, table).with_columns(run=pl.lit(opened.label))
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """Parts of a table that were there and are gone: the store numbers parts from 1 without gaps."""
+    from pkb.store.layout import Slot, table_listing
+
+    found = table_listing(folder)
+    there = {slot.number for slot in (*found.parts, *found.journals)}
+    return [Slot(number).part for number in range(1, found.last.number) if number not in there]
 
 
 @dataclass(frozen=True)
@@ -103,6 +136,7 @@ class About:
     category: str = "unknown"
     project: str = "unknown"
     title: str = ""
+    deviations: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -116,14 +150,31 @@ def about(problem: str) -> About:
     file = problems_root() / problem / "spec.py"
     if not re.fullmatch(r"\w+", problem) or not file.is_file():
         return About()
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
-            for keyword in node.keywords:
-                if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
-                    found[keyword.arg or ""] = keyword.value.value
-    project = re.split(r"\s*[(,;:]", found.get("source", "unknown"), maxsplit=1)[0].strip()
-    return About(found.get("category", "unknown"), project or "unknown", found.get("title", ""))
+            found = {k.arg or "": _literal(k.value) for k in node.keywords}
+    return About(
+        found.get("category") or "unknown",
+        project_of(found.get("source") or ""),
+        found.get("title") or "",
+        tuple(found.get("deviations") or ()),
+    )
+
+
+def project_of(source: str) -> str:
+    """The project that a problem's ``source`` names first in PROJECTS; "generic" where it says so, or its opening words."""
+    if source.startswith("generic"):
+        return "generic"
+    named = next((p for p in PROJECTS if p.lower() in source.lower()), None)
+    return named or re.split(r"\s*[(,;:]", source, maxsplit=1)[0].strip() or "unknown"
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
 
 
 def describe(frame: pl.LazyFrame) -> pl.LazyFrame:

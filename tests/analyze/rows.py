@@ -98,7 +98,7 @@ def write_run(
         folder = path / kind
         folder.mkdir(parents=True)
         if rows:
-            pq.write_table(table([r | {"run": name} for r in rows], schema), folder / "part-0.parquet")
+            pq.write_table(table([r | {"run": name} for r in rows], schema), folder / "part-000001.parquet")
     described = {"run": name, "config": json.loads(json.dumps((config or Config()).as_dict())), "versions": {}, **meta}
     (path / "run.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
     return path

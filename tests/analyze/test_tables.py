@@ -116,9 +116,9 @@ def test_json_is_versioned_and_strict(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda p: None, "no run directory"),
-        (lambda p: p.mkdir(), "has no run.yaml"),
-        (lambda p: (p.mkdir(), (p / "run.yaml").write_text("a: [")), "cannot be read"),
-        (lambda p: (p.mkdir(), (p / "run.yaml").write_text("just text")), "expected a mapping"),
+        (lambda p: p.mkdir(), "no run.yaml"),
+        (lambda p: (p.mkdir(), (p / "run.yaml").write_text("a: [")), "is damaged"),
+        (lambda p: (p.mkdir(), (p / "run.yaml").write_text("just text")), "no key 'config'"),
     ],
 )
 def test_what_is_no_run_is_said_in_one_line(tmp_path: Path, make: object, said: str) -> None:
