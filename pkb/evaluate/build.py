@@ -47,8 +47,8 @@ def build(source: str, device: str, config: Config) -> Build:
     Raises HarnessError if the compiler cannot be run at all.
     """
     start = time.monotonic()
-    if device == "cuda":
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", arch_list(config))
+    if device == "cuda" and "TORCH_CUDA_ARCH_LIST" not in os.environ:
+        os.environ["TORCH_CUDA_ARCH_LIST"] = arch_list(config)
     files: dict[str, bytes] = {}
     cached = True
     found = extensions_in(source)

@@ -28,8 +28,8 @@ INPUT_LIMIT = 1 << 38
 
 def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
     """Meet the group, then obey the parent: load, call, burst, warm, block."""
-    link: socket.socket = socket.socket(fileno=_receive_fd(control))
     seat = meet(control, rank, request)
+    link = socket.socket(fileno=_receive_fd(control))
     contestant = Contestant(seat, link, request)
     while True:
         command = wire.receive_message(control)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pkb
@@ -50,7 +52,8 @@ class Evaluator:
         os.chmod(self.root, 0o711)
         self._zygote: Zygote | None = None
         self._reference: RankGroup | None = None
-        self._spare: RankGroup | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="spare")
+        self._spare: Future[RankGroup] | None = None
 
     def evaluate(self, job: Job, built: Build | None = None) -> Evaluation:
         """Judge one candidate. Raises HarnessError for the machine's faults, UserError for an inadmissible job."""
@@ -64,6 +67,7 @@ class Evaluator:
             reference,
             self._take_candidate,
             self._reference_failed,
+            self._settle,
             fields={"node": self.name, "shared_device": self.shared},
         )
         try:
@@ -93,10 +97,12 @@ class Evaluator:
 
     def close(self) -> None:
         """End every process and remove every folder of this evaluator."""
-        for group in (self._spare, self._reference):
-            if group is not None:
-                group.kill()
-        self._spare = self._reference = None
+        if self._spare is not None:
+            with contextlib.suppress(HarnessError):
+                self._spare.result().kill()
+            self._spare = None
+        self._pool.shutdown()
+        self._drop_reference()
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -124,8 +130,16 @@ class Evaluator:
         return self._reference
 
     def _take_candidate(self) -> RankGroup:
-        group, self._spare = self._spare, None
-        return group or self._start_candidate()
+        """The spare group, or a new one; the next spare starts at once, beside the candidate's untimed stages."""
+        spare, self._spare = self._spare, None
+        group = (spare or self._pool.submit(self._start_candidate)).result()
+        self._spare = self._pool.submit(self._start_candidate)
+        return group
+
+    def _settle(self) -> None:
+        """Before anything is timed: no group may still be starting."""
+        if self._spare is not None:
+            wait([self._spare])
 
     def _start_candidate(self) -> RankGroup:
         limits = self.config.evaluation.limits
@@ -143,6 +157,7 @@ class Evaluator:
         )
         group = self._start("candidate", policy)
         group.started()
+        group.meet()
         return group
 
     def _start(self, role: str, policy: Policy) -> RankGroup:

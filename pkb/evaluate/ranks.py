@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -134,7 +135,7 @@ class RankGroup:
         self.level = "none"
         self.pid = 0
         self.ended = False
-        self.awaited = False  # a question was put to every rank and its answers have not all been taken
+        self.awaited: set[int] = set()  # ranks that owe an answer
         self._start_deadline = time.monotonic() + deadline_s
         self.links: list[socket.socket] = []
 
@@ -176,9 +177,10 @@ class RankGroup:
 
     def drain(self) -> None:
         """Take (and ignore) the answers of ranks whose work was cut off, so that the next question is answered first."""
-        if self.awaited:
+        deadline = time.monotonic() + 10.0
+        for rank in sorted(self.awaited):
             with contextlib.suppress(GroupFailed):
-                self.replies(10.0)
+                self._receive(rank, deadline)
 
     def ask(
         self, deadline_s: float, per_rank: Callable[[int], Mapping[str, Any]] | None = None, **command: Any
@@ -189,7 +191,7 @@ class RankGroup:
 
     def tell(self, per_rank: Callable[[int], Mapping[str, Any]] | None = None, **command: Any) -> None:
         """Send a command to every rank without waiting."""
-        self.awaited = True
+        self.awaited = set(range(self.world_size))
         for rank, control in enumerate(self.controls):
             control.settimeout(30.0)
             try:
@@ -225,7 +227,8 @@ class RankGroup:
                     if expect and expect not in reply:
                         raise GroupFailed("lost", rank, f"rank {rank} broke the protocol")
                     replies[rank] = reply
-        self.awaited = expect == "armed"
+        if expect == "armed":
+            self.awaited = set(range(self.world_size))
         return [replies[r] for r in range(self.world_size)]
 
     def go(self, deadline_s: float) -> tuple[list[dict[str, Any]], int]:
@@ -274,6 +277,8 @@ class RankGroup:
             for sock in [self.group, *self.controls]:
                 sock.close()
         self._drain.join(2.0)
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def loopback_bytes(self) -> int | None:
         """Bytes that the group's private loopback interface has carried; None where it has no private network."""
@@ -292,6 +297,7 @@ class RankGroup:
     def _receive(self, rank: int, deadline: float) -> dict[str, Any]:
         control = self.controls[rank]
         control.settimeout(max(0.05, deadline - time.monotonic()))
+        self.awaited.discard(rank)
         try:
             return wire.receive_message(control)
         except TimeoutError:

@@ -29,6 +29,7 @@ class Seat:
     device: str  # "cpu" or "cuda:i"
     control: socket.socket
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _scrub: torch.Tensor | None = None
 
     def group_of(self, ranks: tuple[int, ...]) -> Any:
         """The process group over these ranks; made once, by its members only."""
@@ -45,11 +46,21 @@ class Seat:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
+    def flush(self) -> None:
+        """Push everything out of the device's L2, so that a block's inputs are cold: each of its sets is used once."""
+        if self.device == "cpu":
+            return
+        if self._scrub is None:
+            size = 3 * torch.cuda.get_device_properties(self.device).L2_cache_size
+            self._scrub = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._scrub.fill_(1)
+
     def block(self, solve: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[int, Any]:
         """Call ``solve`` once on each input set, back to back, from the parent's go on.
 
         Returns (nanoseconds from go until the device has nothing left to do, the last call's outputs).
         """
+        self.flush()
         self.synchronize()
         wire.send_message(self.control, armed=True)
         wire.receive_message(self.control)
@@ -96,5 +107,20 @@ def meet(control: socket.socket, rank: int, request: dict[str, Any]) -> Seat:
         staging.install()
     seat = Seat(rank, world_size, device, control, {tuple(range(world_size)): dist.group.WORLD})
     dist.barrier()
-    wire.send_message(control, met=True)
+    symmetric = device != "cpu" and request["role"] == "candidate" and _warm_symmetric_memory(device)
+    wire.send_message(control, met=True, symmetric=symmetric)
     return seat
+
+
+def _warm_symmetric_memory(device: str) -> str:
+    """Pay for the CUDA context and the first rendezvous before a candidate comes; returns what went wrong, or ''."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    try:
+        buffer = symmetric_memory.empty(256, dtype=torch.float32, device=device)
+        handle = symmetric_memory.rendezvous(buffer, dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        handle.barrier()
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""

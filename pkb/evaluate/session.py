@@ -249,7 +249,6 @@ class Session:
         self.group.send_links([theirs for _, theirs in pairs])
         for _, theirs in pairs:
             theirs.close()
-        self.group.meet()
 
     def _trusted(self, **command: Any) -> list[dict[str, Any]]:
         with self._trusted_faults():

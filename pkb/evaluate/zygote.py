@@ -23,9 +23,15 @@ def main(control_fd: int) -> None:
     """Serve fork requests until the evaluator closes its end (or dies)."""
     sandbox.die_with_parent()
     import torch
+    import torch.distributed._symmetric_memory
+    import torch.utils.cpp_extension  # imported ahead, so that forked ranks need not
 
     import pkb.evaluate.candidate_rank
-    import pkb.evaluate.reference_rank  # noqa: F401  imported ahead, so that forked ranks need not
+    import pkb.evaluate.reference_rank  # noqa: F401
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        with contextlib.suppress(ImportError):
+            import triton  # noqa: F401
 
     torch.set_num_threads(1)
     control = socket.socket(fileno=control_fd)
