@@ -41,6 +41,8 @@ def make_inputs(ctx: Context) -> tuple:
     labels, logprobs = _sampled(ctx, hidden, weight)
     old_logprobs = logprobs + (0.2 + 0.4 * share) * ctx.own.randn(T, dtype=fp32)
     advantages = 0.3 + 0.4 * share + ctx.own.values(T, dtype=fp32, scale=0.5)
+    if ctx.variant == "integers":
+        advantages = ctx.own.integers(-1, 3, T, dtype=fp32)
     if ctx.variant in ("wide", "edge"):
         old_logprobs[:: max(1, T // 8)] += 30.0  # these reach the lower clamp
 
