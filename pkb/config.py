@@ -101,9 +101,8 @@ class PromptConfig:
     """backend: cuda | triton | parallelkittens | shm | auto (shm on cpu, cuda on GPUs)."""
 
     backend: str = "auto"
-    template: str = "default"
+    template: str = "one_shot"  # a file of conf/prompts: zero_shot, one_shot, few_shot
     hardware: str = "auto"  # a profile under conf/hardware, or auto
-    examples: bool = True
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def draw_shard(ctx: Context, rows: int) -> torch.Tensor:
 
 def num_queries(ctx: Context) -> int:
     """Ids wanted by this rank: uneven, q on average over the ranks; one rank wants none in the edge trial."""
-    if ctx.variant == "edge" and ctx.rank == 0:
+    if ctx.variant == "edge" and ctx.rank == ctx.world_size - 1:
         return 0
     spread = ctx.shared.uniform(-0.25, 0.25, ctx.world_size, dtype=torch.float64)
     spread = spread - spread.mean()

@@ -1,0 +1,205 @@
+"""From a model's answer to a candidate's source, with a status: what was taken, or why nothing was.
+
+The rule: hidden reasoning is dropped; of the fenced blocks that define ``solution`` the last complete one is the answer;
+without a fence the text itself, if it is Python. An answer that was cut off is never run as if it were whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ExtractionStatus(StrEnum):
+    """Exactly one per answer; only OK comes with a source."""
+
+    OK = "ok"
+    NO_CODE = "no_code"
+    TRUNCATED = "truncated"
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """status, the source when OK, and one line of reason otherwise."""
+
+    status: ExtractionStatus
+    source: str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One fenced block. closed: how its end was found; label: a file name stated for it, if any."""
+
+    language: str
+    text: str
+    closed: bool
+    label: str = ""
+
+
+OPENING = re.compile(r"^(?P<indent>[ \t]*)(?:[-*+>] |\d+[.)] )?(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
+FILE_NAME = re.compile(r"(?<![\w./-])([\w./-]*\w\.(?:py|cu|cuh|cpp|cc|h|hpp|c))(?![\w/])")
+PYTHON = {"", "python", "py", "python3", "py3", "python3.11", "python3.12", "ipython", "text", "plaintext", "txt"}
+THOUGHT = re.compile(r"\s*<(think|thinking|reasoning|thought)>", re.IGNORECASE)
+THOUGHT_END = re.compile(r"^[^\n\"'`]*</(?:think|thinking|reasoning|thought)>", re.IGNORECASE | re.MULTILINE)
+DEFINES = re.compile(r"^(?:async[ \t]+)?def[ \t]+solution[ \t]*\(|^solution[ \t]*(?::[^=\n]+)?=[^=]", re.MULTILINE)
+DIFF = re.compile(r"^(?:--- \S.*\n\+\+\+ \S|@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@|diff --git )", re.MULTILINE)
+MOST_TRIED = 20  # ends tried for one block: a hostile answer must not cost minutes
+STATEMENT = re.compile(r"^(?:import\s+\w|from\s+[\w.]+\s+import\b|def\s+\w+\s*\(|class\s+\w+|@\w|#|\"\"\"|''')")
+
+
+def extract(answer: str, truncated: bool) -> Extraction:
+    """The candidate in ``answer``; ``truncated`` says that the provider cut it off (finish reason ``length``)."""
+    text = answer.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text, thinking = _without_reasoning(text)
+    if thinking:
+        status = ExtractionStatus.TRUNCATED if truncated else ExtractionStatus.NO_CODE
+        return Extraction(status, None, "the answer ends inside its reasoning")
+    if not text.strip():
+        return Extraction(ExtractionStatus.TRUNCATED if truncated else ExtractionStatus.NO_CODE, None, "the answer is empty")
+    blocks = list(_blocks(text))
+    if not blocks:
+        return _bare(text, truncated)
+    cut = next((b for b in blocks if not b.closed), None)
+    if cut is not None and truncated:
+        return Extraction(ExtractionStatus.TRUNCATED, None, "the answer was cut off inside a code block")
+    solving = [b for b in blocks if _defines(b) and not DIFF.search(b.text)]
+    complete = [b for b in solving if b.closed or _parses(b.text)]
+    if complete:
+        return _one_file(complete[-1], blocks)
+    if solving:
+        return Extraction(ExtractionStatus.TRUNCATED, None, "the last code block has no end and is not complete Python")
+    return Extraction(ExtractionStatus.NO_CODE, None, _why_none(blocks))
+
+
+def _without_reasoning(text: str) -> tuple[str, bool]:
+    """The text after any leading reasoning, and whether the reasoning never ended."""
+    opening = THOUGHT.match(text)
+    if opening:
+        ends = re.compile(rf"</{opening[1]}>", re.IGNORECASE).search(text, opening.end())
+        return ("", True) if ends is None else _without_reasoning(text[ends.end() :])
+    lone = list(THOUGHT_END.finditer(text))  # chat templates that open the tag in the prompt leave only its end
+    return (text[lone[-1].end() :], False) if lone else (text, False)
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    lines = text.split("\n")
+    at = 0
+    while at < len(lines):
+        opening = OPENING.match(lines[at])
+        if not opening:
+            at += 1
+            continue
+        end, closed = _end(lines, at, opening["fence"])
+        body = [line.removeprefix(opening["indent"]) for line in lines[at + 1 : end]]
+        tail = ""
+        if closed and end < len(lines) and not _closes(lines[end], opening["fence"]):  # code and fence on one line
+            tail = lines[end].rstrip().rstrip(opening["fence"][0])
+        info = opening["info"].strip()
+        source = "\n".join([*body, tail] if tail else body).strip("\n")
+        yield _Block(re.split(r"[\s{:,]", info, maxsplit=1)[0].lower(), source + "\n", closed, _label(info, lines, at))
+        at = end + 1
+
+
+def _end(lines: list[str], start: int, fence: str) -> tuple[int, bool]:
+    """Index of the line that closes the block opened at ``start``, and whether there is one.
+
+    The first closing line is right unless it stands inside the Python code itself (a fence in a docstring): then the text up
+    to it does not parse while the text up to a later one does.
+    """
+    closing = [i for i in range(start + 1, len(lines)) if _closes(lines[i], fence)]
+    for i in closing[:MOST_TRIED]:
+        source = "\n".join(lines[start + 1 : i])
+        if _parses(source):
+            return i, True
+        if not DEFINES.search(source) and not _inside_string(source):
+            return i, True  # not Python at all: nothing to be gained by looking further
+    if closing:
+        return closing[0], True
+    for i in range(start + 1, len(lines)):
+        if lines[i].rstrip().endswith(fence) and _parses(
+            "\n".join([*lines[start + 1 : i], lines[i].rstrip().rstrip(fence[0])])
+        ):
+            return i, True
+    return len(lines), False
+
+
+def _closes(line: str, fence: str) -> bool:
+    stripped = line.strip().lstrip("> ")
+    return len(stripped) >= len(fence) and set(stripped) == {fence[0]}
+
+
+def _inside_string(source: str) -> bool:
+    """Whether the text ends inside a triple-quoted string."""
+    return source.count('"""') % 2 == 1 or source.count("'''") % 2 == 1
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _defines(block: _Block) -> bool:
+    return block.language in PYTHON and DEFINES.search(block.text) is not None
+
+
+def _label(info: str, lines: list[str], at: int) -> str:
+    """The file name that an answer states for a block: in the info string, on the line before, or in a first comment."""
+    before = next((line for line in reversed(lines[max(0, at - 2) : at]) if line.strip()), "")
+    first = lines[at + 1] if at + 1 < len(lines) and re.match(r"\s*(#|//|/\*)", lines[at + 1]) else ""
+    for place in (info, first, before):
+        stated = FILE_NAME.search(place)
+        if stated and len(place.strip()) < len(stated[1]) + 24:  # a label, not a sentence that mentions a file
+            return stated[1].rsplit("/", 1)[-1]
+    return ""
+
+
+def _one_file(block: _Block, blocks: list[_Block]) -> Extraction:
+    """The block, unless it needs another file of the same answer."""
+    for other in blocks:
+        if other.label and other.label != block.label and _needs(block.text, other.label):
+            reason = f"the answer is several files: solution needs {other.label}, but one file is run"
+            return Extraction(ExtractionStatus.NO_CODE, None, reason)
+    return Extraction(ExtractionStatus.OK, block.text)
+
+
+def _needs(source: str, file: str) -> bool:
+    stem = re.escape(file.rsplit(".", 1)[0])
+    if file.endswith(".py"):
+        return re.search(rf"^\s*(?:from\s+\.?{stem}\s+import|import\s+{stem})\b", source, re.MULTILINE) is not None
+    return re.search(rf"[\"'/]{re.escape(file)}[\"']", source) is not None
+
+
+def _why_none(blocks: list[_Block]) -> str:
+    if any(b.language in ("diff", "patch") or DIFF.search(b.text) for b in blocks):
+        return "the answer is a diff; the whole file was asked for"
+    if len({b.label for b in blocks if b.label}) > 1:
+        return "the answer is several files, and no block defines solution"
+    foreign = [b.language for b in blocks if b.language not in PYTHON and DEFINES.search(b.text)]
+    if foreign:
+        return f"solution stands in a block marked {foreign[-1]}, not Python"
+    return "no code block defines solution"
+
+
+def _bare(text: str, truncated: bool) -> Extraction:
+    """An answer without any fence."""
+    if truncated:
+        return Extraction(ExtractionStatus.TRUNCATED, None, "the answer was cut off before any complete code block")
+    if DIFF.search(text):
+        return Extraction(ExtractionStatus.NO_CODE, None, "the answer is a diff; the whole file was asked for")
+    if not DEFINES.search(text):
+        return Extraction(ExtractionStatus.NO_CODE, None, "the answer has no code block and does not define solution")
+    lines = text.split("\n")
+    starts = [i for i, line in enumerate(lines) if STATEMENT.match(line)][:20]
+    for start in dict.fromkeys([0, *starts]):
+        for end in range(len(lines), max(start, len(lines) - 40), -1):  # prose may stand before and after the code
+            source = "\n".join(lines[start:end])
+            if DEFINES.search(source) and _parses(source):
+                return Extraction(ExtractionStatus.OK, source.strip("\n") + "\n")
+    return Extraction(ExtractionStatus.NO_CODE, None, "the answer has no code block, and its text is not Python")
