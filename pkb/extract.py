@@ -7,6 +7,7 @@ without a fence the text itself, if it is Python. An answer that was cut off is 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class _Block:
     label: str = ""
 
 
-OPENING = re.compile(r"^(?P<indent>[ \t]*)(?:[-*+>] |\d+[.)] )?(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
+OPENING = re.compile(r"^(?P<prefix>[ \t]*(?:[-*+>] |\d+[.)] )?)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
 FILE_NAME = re.compile(r"(?<![\w./-])([\w./-]*\w\.(?:py|cu|cuh|cpp|cc|h|hpp|c))(?![\w/])")
 PYTHON = {"", "python", "py", "python3", "py3", "python3.11", "python3.12", "ipython", "text", "plaintext", "txt"}
 THOUGHT = re.compile(r"\s*<(think|thinking|reasoning|thought)>", re.IGNORECASE)
@@ -93,38 +94,49 @@ def _blocks(text: str) -> Iterator[_Block]:
         if not opening:
             at += 1
             continue
-        end, closed = _end(lines, at, opening["fence"])
-        body = [line.removeprefix(opening["indent"]) for line in lines[at + 1 : end]]
-        tail = ""
-        if closed and end < len(lines) and not _closes(lines[end], opening["fence"]):  # code and fence on one line
-            tail = lines[end].rstrip().rstrip(opening["fence"][0])
+        fence = opening["fence"]
+        body = _Body(lines, at + 1, len(opening["prefix"]))
+        end, closed = _end(body, fence)
+        source = body.until(end)
+        if closed and not _closes(lines[end], fence):  # code and fence on one line
+            source += "\n" + lines[end].rstrip().rstrip(fence[0])
         info = opening["info"].strip()
-        source = "\n".join([*body, tail] if tail else body).strip("\n")
-        yield _Block(re.split(r"[\s{:,]", info, maxsplit=1)[0].lower(), source + "\n", closed, _label(info, lines, at))
+        language = re.split(r"[\s{:,]", info, maxsplit=1)[0].lower()
+        yield _Block(language, source.strip("\n") + "\n", closed, _label(info, lines, at))
         at = end + 1
 
 
-def _end(lines: list[str], start: int, fence: str) -> tuple[int, bool]:
-    """Index of the line that closes the block opened at ``start``, and whether there is one.
+@dataclass(frozen=True)
+class _Body:
+    """The lines of a block from ``start`` on, without the indentation that its opening line has."""
+
+    lines: list[str]
+    start: int
+    indent: int
+
+    def until(self, end: int) -> str:
+        """The text up to, not including, line ``end``."""
+        return "\n".join(re.sub(rf"^[ \t]{{0,{self.indent}}}", "", line) for line in self.lines[self.start : end])
+
+
+def _end(body: _Body, fence: str) -> tuple[int, bool]:
+    """Index of the line that closes a block, and whether there is one.
 
     The first closing line is right unless it stands inside the Python code itself (a fence in a docstring): then the text up
     to it does not parse while the text up to a later one does.
     """
-    closing = [i for i in range(start + 1, len(lines)) if _closes(lines[i], fence)]
-    for i in closing[:MOST_TRIED]:
-        source = "\n".join(lines[start + 1 : i])
-        if _parses(source):
-            return i, True
-        if not DEFINES.search(source) and not _inside_string(source):
-            return i, True  # not Python at all: nothing to be gained by looking further
+    after = range(body.start, len(body.lines))
+    closing = list(itertools.islice((i for i in after if _closes(body.lines[i], fence)), MOST_TRIED))
+    for i in closing:
+        source = body.until(i)
+        if _parses(source) or not (DEFINES.search(source) or _inside_string(source)):
+            return i, True  # complete, or not Python at all and nothing to be gained by looking further
     if closing:
         return closing[0], True
-    for i in range(start + 1, len(lines)):
-        if lines[i].rstrip().endswith(fence) and _parses(
-            "\n".join([*lines[start + 1 : i], lines[i].rstrip().rstrip(fence[0])])
-        ):
+    for i in itertools.islice((i for i in after if body.lines[i].rstrip().endswith(fence)), MOST_TRIED):
+        if _parses(body.until(i) + "\n" + body.lines[i].rstrip().rstrip(fence[0])):
             return i, True
-    return len(lines), False
+    return len(body.lines), False
 
 
 def _closes(line: str, fence: str) -> bool:
