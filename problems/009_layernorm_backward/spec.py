@@ -1,7 +1,5 @@
 """Problem 009: LayerNorm parameter gradients. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
-
 from pkb.problem import Context, Cost, Problem, Shape
 
 
@@ -16,6 +14,8 @@ def _rows(ctx: Context) -> int:
 
 def make_inputs(ctx: Context) -> tuple:
     """(X_hat, dY): true LayerNorm outputs, and gradients whose column sums are of order one and differ by column and rank."""
+    import torch
+
     rows, cols = _rows(ctx), ctx.size.H - (3 if ctx.variant == "ragged" else 0)
     fp32 = torch.float32
     if ctx.variant == "integers":

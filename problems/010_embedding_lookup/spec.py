@@ -1,14 +1,20 @@
 """Problem 010: row-sharded embedding lookup. The harness's side: sizes, inputs, tolerance, cost."""
 
-import math
+from __future__ import annotations
 
-import torch
+import math
+from typing import TYPE_CHECKING
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _skewed(ctx: Context, count: int, total: int) -> torch.Tensor:
     """``count`` row numbers in [0, total), half of them uniform, half log-uniform (Zipf's law: low rows are hot)."""
+    import torch
+
     uniform = ctx.own.integers(0, total, count)
     zipf = torch.exp(ctx.own.uniform(0, math.log(total), count, dtype=torch.float64)).long() - 1
     zipf = zipf.clamp(0, total - 1)
@@ -17,6 +23,8 @@ def _skewed(ctx: Context, count: int, total: int) -> torch.Tensor:
 
 def _edge_indices(ctx: Context, count: int, total: int) -> torch.Tensor:
     """By rank, in turn: no request at all; one remote row many times; own rows only; every row of one peer."""
+    import torch
+
     rows = ctx.size.V
     turn = (ctx.rank + ctx.stream("turn").integer(0, ctx.world_size)) % ctx.world_size
     peer = (ctx.rank + 1) % ctx.world_size

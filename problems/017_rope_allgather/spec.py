@@ -1,12 +1,19 @@
 """Problem 017: rotary embedding + all-gather. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pkb.problem import Context, Cost, Problem, Shape
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _table(ctx: Context, batch: int, length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, (B, S, D): true angles at global positions; quarter turns (integers) or arbitrary numbers (wide)."""
+    import torch
+
     if ctx.variant == "wide":
         return ctx.own.randn(batch, length, width), ctx.own.randn(batch, length, width)
     if ctx.variant == "integers":

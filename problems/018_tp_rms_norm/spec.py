@@ -1,7 +1,5 @@
 """Problem 018: RMSNorm over a sharded hidden dimension. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
-
 from pkb.problem import Context, Cost, Problem, Shape
 
 
@@ -10,6 +8,8 @@ def make_inputs(ctx: Context) -> tuple:
 
     Which rank has the largest slice moves with the trial. Three-dimensional in the ragged trial.
     """
+    import torch
+
     leading, N = (ctx.size.M,), ctx.size.N
     if ctx.variant == "ragged":
         leading, N = (3, max(1, ctx.size.M // 3 - 1)), max(1, N - 3)

@@ -1,12 +1,12 @@
 """Problem 019: block-wise FP8 quantisation + all-gather. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
-
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
 
 def make_inputs(ctx: Context) -> tuple:
     """(local_tensor, block_size): blocks of very different size, some zero, some constant, some with one huge outlier."""
+    import torch
+
     M, N, block = ctx.size.M, ctx.size.N, ctx.size.block_size
     if ctx.variant == "integers":
         block //= 2

@@ -1,7 +1,5 @@
 """Problem 020: block-wise FP8 dequantisation + all-to-all. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
-
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
 
@@ -10,6 +8,8 @@ def make_inputs(ctx: Context) -> tuple:
 
     float8_e4m3fn codes and fp32 scales if the dimension fp8 is 1, otherwise the same pairs rounded to the requested dtype.
     """
+    import torch
+
     W, M, N, block = ctx.world_size, ctx.size.M, ctx.size.N, ctx.size.block_size
     if ctx.variant == "integers":
         block //= 2

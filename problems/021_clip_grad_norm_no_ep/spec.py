@@ -1,10 +1,14 @@
 """Problem 021: gradient-norm clipping over one sharding group. The harness's side: sizes, inputs, tolerance, cost."""
 
-import math
+from __future__ import annotations
 
-import torch
+import math
+from typing import TYPE_CHECKING
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 NORM_TYPES = {"plain": 2.0, "integers": 1.0, "wide": 3.0, "ragged": 2.0, "edge": 2.0}
 
@@ -20,6 +24,8 @@ def _shapes(ctx: Context, rank: int) -> list[tuple[int, ...] | None]:
 
 def _exactly_at_the_threshold(ctx: Context) -> list[torch.Tensor]:
     """Zeros but for 9 entries of +-1 on one rank and 16 on another: norms 3 and 4, hence exactly 5 over all ranks."""
+    import torch
+
     grads = [torch.zeros(s, dtype=ctx.dtype, device=ctx.device) for s in _shapes(ctx, ctx.rank)]
     first = ctx.stream("pair").integer(0, ctx.world_size)
     for rank, count, grad in ((first, 9, grads[0]), ((first + 1) % ctx.world_size, 16, grads[-1])):
@@ -35,6 +41,8 @@ def make_inputs(ctx: Context) -> tuple:
     max_norm is a random fraction of about the true norm, so that the factor is not a constant; in the edge trial it equals
     the norm and nothing may change.
     """
+    import torch
+
     p, group = NORM_TYPES[ctx.variant], ctx.group(range(ctx.world_size))
     if ctx.variant == "edge":
         return _exactly_at_the_threshold(ctx), 5.0, p, group

@@ -2,8 +2,6 @@
 
 import math
 
-import torch
-
 from pkb.problem import Context, Cost, GroupRef, Problem, Shape, Tolerance
 
 NORM_TYPES = {"plain": 2.0, "integers": 1.0, "wide": 3.0, "ragged": 2.0, "edge": 2.0}
@@ -37,6 +35,8 @@ def _shapes(ctx: Context, rank: int, count: int, M: int, N: int) -> list[tuple[i
 
 def _exactly_at_the_threshold(ctx: Context, dense_shapes: list, expert_shapes: list, ep_size: int) -> tuple[list, list]:
     """Zeros but for a dense norm of 3 on one rank and an expert norm of 4 (after scaling) on another: 5 over all ranks."""
+    import torch
+
     dense, experts = ([torch.zeros(s, dtype=ctx.dtype, device=ctx.device) for s in ss] for ss in (dense_shapes, expert_shapes))
     first = ctx.stream("pair").integer(0, ctx.world_size)
     for rank, count, value, grad in ((first, 9, 1, dense[-1]), ((first + 1) % ctx.world_size, 16, ep_size, experts[0])):
@@ -51,6 +51,8 @@ def make_inputs(ctx: Context) -> tuple:
 
     max_norm is a random fraction of about the true norm; in the edge trial it equals the norm and nothing may be clipped.
     """
+    import torch
+
     size, p = ctx.size, NORM_TYPES[ctx.variant]
     ep_size, ep_fsdp_group, ep_group = _groups(ctx)
     dims = ((size.dense, size.dense_M, size.dense_N), (size.expert, size.expert_M, size.expert_N))

@@ -2,8 +2,6 @@
 
 import math
 
-import torch
-
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
 
@@ -24,6 +22,8 @@ def make_inputs(ctx: Context) -> tuple:
 
     Both terms of the gradient are of order n_r / n_glob and of equal sign, so that neither drowns or cancels the other.
     """
+    import torch
+
     counts = _counts(ctx)
     own, total = counts[ctx.rank], sum(counts)
     loss = ctx.own.uniform(0.5, 12.0, 1)[0]

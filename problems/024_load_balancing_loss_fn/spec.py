@@ -1,13 +1,20 @@
 """Problem 024: router load-balancing loss. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pkb.draw import Draw
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
+if TYPE_CHECKING:
+    import torch
+
 
 def _logits(ctx: Context, draw: Draw, rows: int, strength: float) -> torch.Tensor:
     """(rows, E) router logits with popular experts, and a gap below the k-th place that no rounding closes."""
+    import torch
+
     E, k = ctx.size.E, ctx.size.k
     popularity = strength / (1 + draw.permutation(E)).to(torch.float32)  # Zipf's law in a random order
     logits = draw.randn(rows, E, dtype=torch.float32) + popularity
@@ -20,6 +27,8 @@ def _logits(ctx: Context, draw: Draw, rows: int, strength: float) -> torch.Tenso
 
 def _mask(ctx: Context, batch: int, length: int) -> torch.Tensor:
     """(batch, length): every sequence padded at its end by a length of its own; one single token on one rank (edge)."""
+    import torch
+
     valid = ctx.own.integers(1, length + 1, batch, 1)
     if ctx.variant == "edge" and ctx.rank == ctx.stream("lonely").integer(0, ctx.world_size):
         valid = torch.zeros_like(valid)

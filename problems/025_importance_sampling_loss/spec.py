@@ -1,14 +1,21 @@
 """Problem 025: importance-sampling policy loss. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK = 1024  # tokens whose logits are held at once while labels are drawn
 
 
 def _sampled(ctx: Context, hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(labels, fp32 log-probabilities): half of the tokens sampled from the model itself, half uniform."""
+    import torch
+
     labels, logprobs = [], []
     for rows in hidden.split(CHUNK):
         logits = rows.float() @ weight.float().t()
@@ -27,6 +34,8 @@ def make_inputs(ctx: Context) -> tuple:
     The head is replicated. Logits are of order one to two, the old log-probabilities are the true ones plus noise, and 20 to
     60 % of the labels are ignored; the amounts differ by rank, and which rank has most moves with the trial.
     """
+    import torch
+
     T, H, V = ctx.size.T, ctx.size.H, ctx.size.V
     if ctx.variant == "ragged":
         T, H, V = 3 * max(1, T // 3 - 1), H - 3, V - 5

@@ -1,8 +1,13 @@
 """Problem 026: split computation from a routing mask. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _idle_rank(ctx: Context) -> int:
@@ -15,6 +20,8 @@ def _routing(ctx: Context, tokens: int, num_experts: int) -> torch.Tensor:
 
     Edge trial: all slots name experts of the rank that has no token itself, some of them twice.
     """
+    import torch
+
     k, nle = ctx.size.k, num_experts // ctx.world_size
     if ctx.variant == "edge":
         return _idle_rank(ctx) * nle + ctx.own.integers(0, nle, tokens, k)
@@ -31,6 +38,8 @@ def make_inputs(ctx: Context) -> tuple:
     Other than in the plain trial, every rank owns at least four experts and the numbers of tokens differ by rank; one rank
     has no token in the edge trial.
     """
+    import torch
+
     W, tokens, num_experts = ctx.world_size, ctx.size.T, ctx.size.E
     if ctx.variant != "plain":
         num_experts = W * (num_experts // W + 3)

@@ -1,8 +1,13 @@
 """Problem 028: MoE dispatch. The harness's side: sizes, inputs, tolerance, cost."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _num_experts(ctx: Context) -> int:
@@ -33,6 +38,8 @@ def _mask(ctx: Context, rank: int, tokens: int) -> torch.Tensor:
     A token's experts are distinct, except in the edge trial, where all slots name experts of the rank that has no token itself,
     some of them twice.
     """
+    import torch
+
     k, E, routing = ctx.size.k, _num_experts(ctx), ctx.stream(f"routing of rank {rank}")
     if ctx.variant == "edge":
         nle = E // ctx.world_size
@@ -51,6 +58,8 @@ def make_inputs(ctx: Context) -> tuple:
 
     hidden_states is three-dimensional in the ragged trial. The counts lie on the CPU, where the preceding step leaves them.
     """
+    import torch
+
     W, r, E = ctx.world_size, ctx.rank, _num_experts(ctx)
     num_tokens = _num_tokens(ctx)
     counts = torch.empty(W, W, E // W, dtype=torch.int64)  # [source, owner, local expert] -> rows
