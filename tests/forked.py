@@ -8,6 +8,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -38,13 +39,15 @@ class Ranks:
     def results(self, timeout: float = 60.0) -> list[Any]:
         """What each rank returned, by rank; AssertionError with the traceback of the first rank that failed."""
         end = time.monotonic() + timeout
-        answers = []
-        for rank, pipe in enumerate(self.pipes):
-            assert pipe.poll(max(end - time.monotonic(), 0)), f"rank {rank} did not answer within {timeout} s"
-            ok, answer = pipe.recv()
-            assert ok, f"rank {rank} failed:\n{answer}"
-            answers.append(answer)
-        return answers
+        answers: dict[int, Any] = {}
+        while missing := {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}:
+            ready = wait(list(missing), max(end - time.monotonic(), 0))
+            assert ready, f"ranks {sorted(missing.values())} did not answer within {timeout} s"
+            for pipe in ready:
+                ok, answer = pipe.recv()
+                assert ok, f"rank {missing[pipe]} failed:\n{answer}"
+                answers[missing[pipe]] = answer
+        return [answers[rank] for rank in range(len(self.pipes))]
 
     def __enter__(self) -> Ranks:
         return self
