@@ -79,14 +79,15 @@ def upcast(tree: Any) -> Any:
 
 def clone(tree: Any) -> Any:
     """A deep copy that keeps strides and ``requires_grad``."""
-    return map_leaves(
-        lambda x: (
-            x.detach().clone(memory_format=torch.preserve_format).requires_grad_(x.requires_grad)
-            if isinstance(x, torch.Tensor)
-            else x
-        ),
-        tree,
-    )
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if x.is_sparse:  # has no strides to keep, and refuses the memory format
+            return x.detach().clone().requires_grad_(x.requires_grad)
+        return x.detach().clone(memory_format=torch.preserve_format).requires_grad_(x.requires_grad)
+
+    return map_leaves(copied, tree)
 
 
 def to_device(tree: Any, device: Any) -> Any:

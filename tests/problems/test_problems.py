@@ -48,6 +48,7 @@ def same_structure(a, b):
 def error(got, want):
     """Normwise relative error, exact for integers; shapes and finiteness must agree."""
     assert got.shape == want.shape, f"shape {tuple(got.shape)} against {tuple(want.shape)}"
+    got, want = (x.to_dense() if x.is_sparse else x for x in (got, want))
     if not (got.is_floating_point() or got.is_complex()):
         return 0.0 if torch.equal(got, want.to(got.dtype)) else float("inf")
     kind = torch.complex128 if got.is_complex() else torch.float64
@@ -130,7 +131,7 @@ def test_reference_runs_finite_small_and_new_each_trial(name, world_size, pools)
         answers[trial] = ranks
         for rank, r in enumerate(ranks):
             assert r.seconds < 2.0, f"rank {rank}, trial {trial}: {r.seconds:.1f} s at smoke"
-            touched = sum(t.nbytes for t in tree.tensors([r.inputs, r.output]))
+            touched = sum(t.values().nbytes if t.is_sparse else t.nbytes for t in tree.tensors([r.inputs, r.output]))
             assert touched < 200e6
             spec = problems.load(name)
             changed = {p.name for p, a, b in zip(spec.parameters(), r.inputs, r.after, strict=False) if _differs(a, b)}
