@@ -14,12 +14,24 @@ def table_rows(ctx: Context) -> int:
     return ctx.size.V - 3 if ctx.variant == "ragged" else ctx.size.V
 
 
+def on_grid(x: torch.Tensor) -> torch.Tensor:
+    """Multiples of 1/8 below 4 in magnitude: products of two such numbers and their sums are exact in float32.
+
+    So the projection has one rounding, to the output's dtype, and the reference itself can be the oracle: a float64 copy of
+    the table (tens of GB) is not needed.
+    """
+    return (x * 8).round().clamp(-31, 31) / 8
+
+
 def draw_shard(ctx: Context, rows: int) -> torch.Tensor:
-    """(rows, d) table rows, normal with the trial's variant."""
+    """(rows, d) table rows, normal on a grid; in the wide trial each row times a power of two."""
     table = torch.empty(rows, ctx.size.d, dtype=ctx.dtype, device=ctx.device)
     for start in range(0, rows, ROWS_AT_ONCE):
         piece = table[start : start + ROWS_AT_ONCE]
-        piece.copy_(ctx.own.values(*piece.shape))
+        values = on_grid(ctx.own.randn(*piece.shape, dtype=torch.float32))
+        if ctx.variant == "wide":
+            values *= torch.exp2(ctx.own.integers(-8, 3, piece.shape[0], 1))
+        piece.copy_(values)
     return table
 
 
@@ -52,7 +64,8 @@ def make_inputs(ctx: Context) -> tuple:
     per_rank = -(-total // ctx.world_size)
     rows = min(per_rank, total - ctx.rank * per_rank)
     shard = draw_shard(ctx, rows)
-    proj = ctx.stream("projection").values(ctx.size.d, ctx.size.o, scale=ctx.size.d**-0.5)
+    normal = ctx.stream("projection").randn(ctx.size.d, ctx.size.o, dtype=torch.float32)
+    proj = (on_grid(normal) * 2.0 ** -round(math.log2(ctx.size.d) / 2)).to(ctx.dtype)
     return shard, draw_ids(ctx, total, num_queries(ctx)), proj, total
 
 
@@ -95,10 +108,12 @@ PROBLEM = Problem(
     make_inputs=make_inputs,
     cost=cost,
     admissible=admissible,
+    oracle="reference",
     deviations=(
         "ids are drawn by rank and trial with Zipf popularity (duplicates, uneven owners, a different number per rank); the "
         "original's follow one fixed, exactly balanced formula without duplicates",
-        "proj_matrix is the same on all ranks and scaled by 1/sqrt(d); the original draws an unscaled one per rank",
+        "proj_matrix is the same on all ranks and scaled by about 1/sqrt(d); the original draws an unscaled one per rank",
+        "table and projection lie on a grid on which sums are exact in float32",
         "V is a dimension of the size and one trial has a shorter last shard; the original's is fixed and a multiple of W",
     ),
     tags=("all-to-all",),

@@ -80,6 +80,7 @@ PROBLEM = Problem(
     cost=cost,
     admissible=admissible,
     tolerance=Tolerance(exact=True),
+    oracle="reference",
     deviations=(
         "the trials use all three modes (equal batches, unequal batches, a stride per key), weights and a stagger of 2; the "
         "original only equal batches without weights",

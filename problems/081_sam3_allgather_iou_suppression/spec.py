@@ -132,6 +132,7 @@ PROBLEM = Problem(
     cost=cost,
     admissible=admissible,
     tolerance=Tolerance(exact=True),
+    oracle="reference",
     deviations=(
         "objects are boxes, many of them near duplicates on other ranks, with chains, exact copies and empty masks; no pair of "
         "the original's ever reaches the threshold, so that its suppression can be left out",
