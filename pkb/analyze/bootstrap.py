@@ -6,7 +6,9 @@ resamples serves all models, so that differences between models are paired by pr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,6 +17,10 @@ RESAMPLES = 2000
 #: Fewer problems than this cannot support a 95 % interval: it is null.
 LEAST_PROBLEMS = 5
 PERCENTILES = (2.5, 97.5)
+_NUMBERS: dict[str, type[pl.DataType]] = {
+    **dict.fromkeys(("value", "low", "high"), pl.Float64),
+    **dict.fromkeys(("problems", "dropped"), pl.Int64),
+}
 
 
 def estimates(
@@ -29,26 +35,17 @@ def estimates(
     metrics) also ``metric``. Rows are sorted. Nothing depends on the order of the rows given.
     """
     keys = ["run", *by]
-    parts: list[pl.DataFrame] = []
+    found: dict[str, list[Any]] = {name: [] for name in (*keys, "model", "metric", *_NUMBERS)}
     for key, group in table.sort([*keys, "model", "problem"]).group_by(keys, maintain_order=True):
-        weights = resamples(group.select("problem", "category").unique().sort("problem")["category"].to_list())
-        for name, (numerator, denominator) in metrics.items():
-            sums, counts = _matrices(group, numerator, denominator)
-            part = _interval(weights, sums, counts).with_columns(
-                model=pl.Series(group["model"].unique().sort()),
-                **{k: pl.lit(v, table.schema[k]) for k, v in zip(keys, key, strict=True)},
-                metric=pl.lit(name),
-            )
-            parts.append(part)
-    schema: dict[str, pl.DataType | type[pl.DataType]] = {
-        **{k: table.schema[k] for k in ("run", "model", *by)},
-        **dict.fromkeys(("value", "low", "high"), pl.Float64),
-        **dict.fromkeys(("problems", "dropped"), pl.Int64),
-    }
-    columns = ["run", "model", *by, *(["metric"] if long else []), "value", "low", "high", "problems", "dropped"]
-    if not parts:
-        return pl.DataFrame(schema={**schema, "metric": pl.String}).select(columns)
-    return pl.concat(parts).select(columns).sort("run", "model", *by, maintain_order=True)
+        models, weights, sums, counts = _dense(group, list(metrics.values()))
+        columns = _intervals(weights, np.hstack(sums), np.hstack(counts))  # metric by metric, model by model
+        for name, value in (*zip(keys, key, strict=True), *columns.items()):
+            found[name] += [value] * len(models) * len(metrics) if name in keys else value
+        found["model"] += models * len(metrics)
+        found["metric"] += [metric for metric in metrics for _ in models]
+    schema: dict[str, Any] = {**{k: table.schema[k] for k in (*keys, "model")}, "metric": pl.String, **_NUMBERS}
+    order = ["run", "model", *by, *(["metric"] if long else []), *_NUMBERS]
+    return pl.DataFrame(found, schema=schema).select(order).sort("run", "model", *by, maintain_order=True)
 
 
 def differences(table: pl.DataFrame, metric: str) -> pl.DataFrame:
@@ -56,22 +53,18 @@ def differences(table: pl.DataFrame, metric: str) -> pl.DataFrame:
 
     Returns run, model, other, value (model minus other), low, high, problems.
     """
-    parts: list[dict[str, object]] = []
+    schema: dict[str, Any] = {**dict.fromkeys(("run", "model", "other"), pl.String), **_NUMBERS}
+    parts: list[pl.DataFrame] = []
     for (run,), group in table.sort("run", "model", "problem").group_by(["run"], maintain_order=True):
-        weights = resamples(group.select("problem", "category").unique().sort("problem")["category"].to_list())
-        values, given = _matrices(group, metric, None)
-        models = group["model"].unique().sort().to_list()
-        for i, model in enumerate(models):
-            for j in range(i + 1, len(models)):
-                both = given[:, i] * given[:, j]
-                row = _interval(weights, ((values[:, i] - values[:, j]) * both)[:, None], both[:, None])
-                parts.append({"run": run, "model": model, "other": models[j], **row.row(0, named=True)})
-    schema = {
-        **dict.fromkeys(("run", "model", "other"), pl.String),
-        **dict.fromkeys(("value", "low", "high"), pl.Float64),
-        **dict.fromkeys(("problems", "dropped"), pl.Int64),
-    }
-    return pl.DataFrame(parts, schema=schema).drop("dropped")
+        models, weights, (values,), (given,) = _dense(group, [(metric, None)])
+        pairs = list(itertools.combinations(range(len(models)), 2))
+        if pairs:
+            first, second = (list(side) for side in zip(*pairs, strict=True))
+            both = given[:, first] * given[:, second]
+            columns = _intervals(weights, (values[:, first] - values[:, second]) * both, both)
+            named = {"run": [run] * len(pairs), "model": [models[i] for i in first], "other": [models[j] for j in second]}
+            parts.append(pl.DataFrame({**named, **columns}, schema=schema))
+    return pl.concat([pl.DataFrame(schema=schema), *parts]).drop("dropped")
 
 
 def resamples(categories: Sequence[str], count: int = RESAMPLES, seed: int = 0) -> np.ndarray:
@@ -95,36 +88,40 @@ def resamples(categories: Sequence[str], count: int = RESAMPLES, seed: int = 0) 
     return weights
 
 
-def _matrices(group: pl.DataFrame, numerator: str, denominator: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """(problems, models) sums and counts, rows and columns sorted by name, zero where a value is missing."""
-    problems, models = (group.select(pl.col(c).unique().sort()) for c in ("problem", "model"))
-    grid = problems.join(models, how="cross", maintain_order="left_right")
-    below = pl.col(denominator).cast(pl.Float64) if denominator else pl.col(numerator).is_not_null().cast(pl.Float64)
-    given = group.select("problem", "model", above=pl.col(numerator).cast(pl.Float64), below=below)
-    full = grid.join(given, on=["problem", "model"], how="left", maintain_order="left")
-    shape = (problems.height, models.height)
-    present = full["above"].is_not_null() & full["below"].is_not_null()
-    sums = full["above"].fill_null(0.0).to_numpy() * present.to_numpy()
-    counts = full["below"].fill_null(0.0).to_numpy() * present.to_numpy()
-    return sums.reshape(shape), counts.reshape(shape)
+def _dense(
+    group: pl.DataFrame, metrics: Sequence[tuple[str, str | None]]
+) -> tuple[list[str], np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """Models, resamples, and for each metric (problems, models) sums and counts, zero where a value is missing."""
+    problems = group.select("problem", "category").unique().sort("problem")
+    models = group.select(pl.col("model").unique().sort())
+    grid = problems.select("problem").join(models, how="cross", maintain_order="left_right")
+    full = grid.join(group, on=["problem", "model"], how="left", maintain_order="left")
+    names = list(dict.fromkeys(c for pair in metrics for c in pair if c is not None))
+    matrix = full.select(pl.col(names).cast(pl.Float64)).to_numpy()  # null becomes nan
+    columns = {name: matrix[:, i].reshape(problems.height, models.height) for i, name in enumerate(names)}
+    sums, counts = [], []
+    for numerator, denominator in metrics:
+        above = columns[numerator]
+        below = columns[denominator] if denominator else np.ones_like(above)
+        present = ~(np.isnan(above) | np.isnan(below))
+        sums.append(np.where(present, above, 0.0))
+        counts.append(np.where(present, below, 0.0))
+    return models["model"].to_list(), resamples(problems["category"].to_list()), sums, counts
 
 
-def _interval(weights: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> pl.DataFrame:
-    """value, low, high, problems, dropped, one row per column of ``sums``."""
-    total = counts.sum(axis=0)
+def _intervals(weights: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> dict[str, list[Any]]:
+    """The columns of _NUMBERS, one entry per column of ``sums``; None where a number is not defined."""
     entered = (counts > 0).sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        value = sums.sum(axis=0) / total
-        drawn = (weights @ sums) / (weights @ counts)  # nan where a resample holds no problem with a value
-        low, high = np.nanpercentile(np.where(np.isnan(drawn).all(axis=0), 0.0, drawn), PERCENTILES, axis=0)
     enough = entered >= LEAST_PROBLEMS
-    frame = pl.DataFrame(
-        {
-            "value": value,
-            "low": np.where(enough, low, np.nan),
-            "high": np.where(enough, high, np.nan),
-            "problems": entered.astype(np.int64),
-            "dropped": (len(sums) - entered).astype(np.int64),
-        }
-    )
-    return frame.with_columns(pl.col("value", "low", "high").fill_nan(None))
+    low = np.full(sums.shape[1], np.nan)
+    high = low.copy()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = sums.sum(axis=0) / counts.sum(axis=0)
+        drawn = (weights @ sums[:, enough]) / (weights @ counts[:, enough])  # nan where a draw holds no problem with a value
+    if enough.any():
+        empty = np.isnan(drawn).any()
+        low[enough], high[enough] = (np.nanpercentile if empty else np.percentile)(drawn, PERCENTILES, axis=0)
+    defined = {
+        name: [None if np.isnan(x) else float(x) for x in a] for name, a in (("value", value), ("low", low), ("high", high))
+    }
+    return {**defined, "problems": entered.tolist(), "dropped": (len(sums) - entered).tolist()}

@@ -7,6 +7,7 @@ and ``model`` group every result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -94,10 +95,24 @@ def unbiased(n: pl.Expr, c: pl.Expr, k: int) -> pl.Expr:
     form used here does not overflow, and is exact where it is 0 or 1.
     """
     _check_k(k)
-    miss = pl.lit(1.0)
-    for i in range(k):
-        miss = miss * ((n - c - i).clip(lower_bound=0) / (n - i))
+    if k <= 32:
+        miss = pl.lit(1.0)
+        for i in range(k):
+            miss = miss * ((n - c - i).clip(lower_bound=0) / (n - i))
+    else:  # the same quotient of factorials by their logarithms: as many terms as k would make a huge expression
+        logs = (_log_factorial(n - c) - _log_factorial(n)) + (_log_factorial(n - k) - _log_factorial(n - c - k))
+        miss = pl.when(n - c >= k).then(logs.exp()).otherwise(0.0)
     return pl.when(n >= k).then(pl.lit(1.0) - miss)
+
+
+def _log_factorial(n: pl.Expr) -> pl.Expr:
+    """log(n!) for n >= 0 by Stirling's series at n + 11, carried down; relative error below 1e-15."""
+    x = n.cast(pl.Float64) + 11.0
+    series = 1 / (12 * x) - 1 / (360 * x**3) + 1 / (1260 * x**5) - 1 / (1680 * x**7)
+    down = pl.lit(0.0)
+    for i in range(1, 11):
+        down = down + (n + i).log()
+    return (x - 0.5) * x.log() - x + 0.5 * math.log(2 * math.pi) + series - down
 
 
 def cells(frame: pl.LazyFrame, thresholds: Sequence[float] = (1.0,), best_of: Sequence[int] = ()) -> pl.LazyFrame:
@@ -127,6 +142,19 @@ def cells(frame: pl.LazyFrame, thresholds: Sequence[float] = (1.0,), best_of: Se
         fast = ((pl.col("speedup") > 1) & among).any().cast(pl.Float64)
         columns.append(pl.when(enough).then(fast).alias(f"fastbest@{k}"))
     return frame.group_by(CELL).agg(columns)
+
+
+def speed_counts(frame: pl.LazyFrame, thresholds: Sequence[float]) -> pl.LazyFrame:
+    """For every cell and threshold, in ascending order, how many attempts are correct and faster: run, model, problem, p, fast.
+
+    One pass, however many thresholds: each attempt falls between two of them. Cells without any correct attempt are absent.
+    """
+    points = pl.Series(sorted(thresholds), dtype=pl.Float64)
+    beaten = pl.lit(points).search_sorted(pl.col("speedup"), side="left")  # how many thresholds lie strictly below
+    binned = frame.filter(pl.col("speedup").is_not_null()).group_by(*CELL, beaten=beaten).agg(count=pl.len().cast(pl.Int64))
+    grid = pl.LazyFrame({"p": points, "place": range(len(points))})
+    above = pl.col("count").filter(pl.col("beaten") > pl.col("place")).sum().alias("fast")
+    return binned.join(grid, how="cross").group_by(*CELL, "p").agg(above)
 
 
 def fast_name(p: float) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,28 @@ def missing_parts(folder: Path) -> list[str]:
     found = table_listing(folder)
     there = {slot.number for slot in (*found.parts, *found.journals)}
     return [Slot(number).part for number in range(1, found.last.number) if number not in there]
+
+
+@contextlib.contextmanager
+def naming_damage(runs: Sequence[Run]) -> Iterator[None]:
+    """Turn a failure of Polars inside the block into a UserError that names the part that cannot be read, if one is to blame.
+
+    A part without a footer is left out by the reader; this is for parts whose pages are damaged, which only reading shows.
+    """
+    import polars as pl
+
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        from pkb.store.reader import parts
+
+        for path in (p for r in runs for table in ("evaluations", "generations") for p in parts(r.path, table)):
+            try:
+                pl.scan_parquet(path, glob=False).select(pl.all().count()).collect()
+            except (pl.exceptions.PolarsError, OSError):
+                message = f"{path} is damaged; move it away and run the same sweep again to fill the gap"
+                raise UserError(message) from error
+        raise
 
 
 @dataclass(frozen=True)

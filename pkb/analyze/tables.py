@@ -12,17 +12,21 @@ import polars as pl
 
 from pkb.analyze import metrics
 from pkb.analyze.bootstrap import differences, estimates
-from pkb.analyze.runs import Run, describe, evaluations, generations, open_runs
+from pkb.analyze.runs import Run, describe, evaluations, generations, naming_damage, open_runs
+from pkb.analyze.settings import SETTING, apart, differences_between
 from pkb.verdict import GenerationStatus, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MODEL = ["run", "model"]
-#: k that tables show whatever the number of attempts; larger ones join where the runs have the attempts.
+#: k that tables show whatever the number of attempts.
 KS = (1, 3)
 #: fast_p curves: p from 0 to 4.
 CURVE = tuple(round(0.1 * i, 1) for i in range(41))
+#: What tables read of each row. No text column is among them: a run may hold gigabytes of answers.
+_EVALUATION = (*metrics.ATTEMPT, "turn", "verdict", "measured", "stage", "speedup", "speedup_low", "shared_device", *SETTING)
+_GENERATION = (*metrics.ATTEMPT, "turn", "status", "cost_usd")
 
 
 @dataclass(frozen=True)
@@ -58,27 +62,27 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
     policy: "any" judges candidates that broke the run's policy by their values alone.
     """
     runs = open_runs(paths)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, naming_damage(runs):
         warnings.simplefilter("always")
-        rows = pl.concat([evaluations(r) for r in runs])
-        answers = pl.concat([generations(r) for r in runs])
-        tries = metrics.attempts(rows, policy)
-        most = tries.group_by(metrics.CELL).agg(pl.col("counts").sum()).select(pl.col("counts").max())
-        largest, verdicts, spent = pl.collect_all([most, _verdicts(tries), _spent(answers)])
-        ks = tuple(sorted({*KS, *([int(largest.item() or 0)] if (largest.item() or 0) > max(KS) else [])}))
-        cells = describe(metrics.cells(tries, CURVE, ks)).collect()
-    notes = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+        pairs = [apart(r, _narrow(evaluations(r), _EVALUATION), _narrow(generations(r), _GENERATION)) for r in runs]
+        rows, answers = (pl.concat(frames) for frames in zip(*pairs, strict=True))
+        tries, lost = _without_lost(metrics.attempts(rows, policy), answers)
+        counted = tries.group_by(metrics.CELL).agg(pl.col("counts").sum()).select(pl.col("counts").max())
+        most, verdicts, spent = pl.collect_all([counted, _verdicts(tries), _spent(answers)])
+        ks = _ks(most.item() or 0)
+        cells, speeds = pl.collect_all([describe(metrics.cells(tries, (1.0,), ks)), metrics.speed_counts(tries, CURVE)])
+    notes = [*differences_between(runs), *(str(w.message) for w in caught if issubclass(w.category, UserWarning))]
     values = _values(cells, ks)
     return Tables(
         runs=tuple(runs),
         ks=ks,
         headline=_estimated(values, ks),
-        counts=_counts(runs, cells, spent),
+        counts=_counts(runs, cells, spent, lost),
         verdicts=verdicts,
-        missing=_missing(spent),
+        missing=lost.group_by([*MODEL, "status"]).agg(attempts=pl.len().cast(pl.Int64)).sort(*MODEL, "status"),
         categories=_estimated(values, ks, ["category"]),
         projects=_estimated(values, ks, ["project"]),
-        curves=_curves(values, ks),
+        curves=_curves(cells, speeds, ks),
         differences=pl.concat(
             [
                 differences(values, m).with_columns(metric=pl.lit(m))
@@ -137,22 +141,38 @@ def _values(cells: pl.DataFrame, ks: Sequence[int]) -> pl.DataFrame:
     )
 
 
-def _curves(values: pl.DataFrame, ks: Sequence[int]) -> pl.DataFrame:
+def _curves(cells: pl.DataFrame, speeds: pl.DataFrame, ks: Sequence[int]) -> pl.DataFrame:
     """Mean over problems of fast_p@k for every p of CURVE."""
-    points = (
-        values.lazy()
-        .group_by(MODEL)
-        .agg(
-            metrics.unbiased(pl.col("n"), pl.col(metrics.fast_name(p)), k).mean().alias(f"{k}/{p:g}") for k in ks for p in CURVE
-        )
-    )
-    long = points.unpivot(index=MODEL, variable_name="at", value_name="value")
-    split = pl.col("at").str.split("/")
-    return (
-        long.select(*MODEL, k=split.list.get(0).cast(pl.Int64), p=split.list.get(1).cast(pl.Float64), value="value")
-        .sort(*MODEL, "k", "p")
-        .collect()
-    )
+    grid = cells.lazy().select(*metrics.CELL, "n").join(pl.LazyFrame({"p": CURVE}), how="cross")
+    counts = grid.join(speeds.lazy(), on=[*metrics.CELL, "p"], how="left").with_columns(pl.col("fast").fill_null(0))
+    values = [metrics.unbiased(pl.col("n"), pl.col("fast"), k).mean().alias(str(k)) for k in ks]
+    points = counts.group_by(*MODEL, "p").agg(values).unpivot(index=[*MODEL, "p"], variable_name="k", value_name="value")
+    return points.select(*MODEL, pl.col("k").cast(pl.Int64), "p", "value").sort(*MODEL, "k", "p").collect()
+
+
+def _narrow(rows: pl.LazyFrame, columns: Sequence[str]) -> pl.LazyFrame:
+    """These columns, read once: opening a thousand parts costs more than going over their rows several times."""
+    return rows.select(columns).collect().lazy()
+
+
+def _ks(most: int) -> tuple[int, ...]:
+    """The k worth showing when the best supplied problem has ``most`` attempts: 1 and 3, then up to 10, then 100."""
+    return tuple(sorted({*KS, max(min(most, 10), *KS), *([100] if most >= 100 else [])}))
+
+
+def _without_lost(tries: pl.LazyFrame, answers: pl.LazyFrame) -> tuple[pl.LazyFrame, pl.DataFrame]:
+    """The attempts without those that the provider cut short, and these: run, model, problem, attempt, status.
+
+    An attempt of several turns is cut short when the provider fails at one of them before any is solved.
+    """
+    outside = [s.value for s in GenerationStatus if not s.counts]
+    failed = answers.filter(pl.col("status").is_in(outside)).select(*metrics.ATTEMPT, "status")
+    lost = failed.unique(metrics.ATTEMPT, keep="any").collect()
+    if lost.is_empty():
+        return tries, lost
+    solved = tries.filter("correct").select(metrics.ATTEMPT)
+    lost = lost.lazy().join(solved, on=metrics.ATTEMPT, how="anti").collect()
+    return tries.join(lost.lazy(), on=metrics.ATTEMPT, how="anti"), lost
 
 
 def _verdicts(tries: pl.LazyFrame) -> pl.LazyFrame:
@@ -170,16 +190,11 @@ def _spent(answers: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _missing(spent: pl.DataFrame) -> pl.DataFrame:
-    outside = [s.value for s in GenerationStatus if not s.counts]
-    return spent.filter(pl.col("status").is_in(outside)).select(*MODEL, "status", "attempts").sort(*MODEL, "status")
-
-
-def _counts(runs: Sequence[Run], cells: pl.DataFrame, spent: pl.DataFrame) -> pl.DataFrame:
-    outside = [s.value for s in GenerationStatus if not s.counts]
+def _counts(runs: Sequence[Run], cells: pl.DataFrame, spent: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
     planned = pl.DataFrame(
         {"run": [r.label for r in runs], "planned": [r.planned for r in runs]}, schema={"run": pl.String, "planned": pl.Int64}
     )
+    missing = lost.group_by(MODEL).agg(missing_provider=pl.len().cast(pl.Int64))
     judged = cells.group_by(MODEL).agg(
         pl.col("n").sum().alias("attempted"),
         pl.col("correct").sum(),
@@ -187,13 +202,13 @@ def _counts(runs: Sequence[Run], cells: pl.DataFrame, spent: pl.DataFrame) -> pl
         pl.col("harness_errors").sum(),
     )
     asked = spent.group_by(MODEL).agg(
-        missing_provider=pl.col("attempts").filter(pl.col("status").is_in(outside)).sum(),
         generated=pl.col("attempts").sum(),
         cost_usd=pl.when(pl.col("cost_unknown").sum() < pl.col("attempts").sum()).then(pl.col("cost_usd").sum()),
         cost_unknown=pl.col("cost_unknown").sum(),
     )
     integers = ("attempted", "correct", "fast", "harness_errors", "missing_provider", "generated", "cost_unknown")
     joined = asked.join(judged, on=MODEL, how="full", coalesce=True).join(planned, on="run", how="left")
+    joined = joined.join(missing, on=MODEL, how="left")
     joined = joined.with_columns(pl.col(integers).fill_null(0))
     settled = pl.col("attempted") + pl.col("harness_errors") + pl.col("missing_provider")
     return joined.select(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from fractions import Fraction
 
 import polars as pl
 import pytest
@@ -45,6 +46,15 @@ def test_the_estimator_is_exactly_zero_and_one_at_the_ends() -> None:
     assert estimator(100, 0, 50) == 0.0
     assert estimator(100, 100, 1) == 1.0
     assert estimator(10, 8, 3) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k"), [(40, 3, 33), (200, 1, 100), (5000, 7, 2500), (100, 40, 50), (60, 60, 60), (64, 30, 34)]
+)
+def test_a_large_k_is_as_exact(n: int, c: int, k: int) -> None:
+    exact = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+    assert estimator(n, c, k) == pytest.approx(float(exact), rel=1e-11)
+    assert estimator(n, 0, k) == 0.0
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])

@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -14,7 +15,8 @@ from pkb.analyze.report import render
 from pkb.analyze.tables import print_summary, summary, tables
 from pkb.config import Config
 from pkb.errors import UserError
-from tests.analyze.rows import evaluation, generation, write_run
+from pkb.store.schema import EVALUATIONS
+from tests.analyze.rows import evaluation, generation, table, write_run
 
 PAPER = Path(__file__).parent / "paper_table.csv"
 TOTALS = {
@@ -110,6 +112,86 @@ def test_json_is_versioned_and_strict(tmp_path: Path) -> None:
     assert rows["fast1@3"]["low"] is None  # one problem supports no interval
     curve = {(r["k"], r["p"]): r["value"] for r in report["curves"]}
     assert curve[1, 1.9] == 1.0 and curve[1, 2.0] == 0.0
+
+
+def three(model: str = "m") -> list[dict[str, object]]:
+    return [evaluation(model, f"00{i}_x", 0, "correct", 2.0) for i in range(1, 4)]
+
+
+def parts(run: Path, rows: list[dict[str, object]]) -> list[Path]:
+    """The same run with one part per row."""
+    folder = run / "evaluations"
+    (folder / "part-000001.parquet").unlink()
+    paths = [folder / f"part-{i:06d}.parquet" for i in range(1, len(rows) + 1)]
+    for path, row in zip(paths, rows, strict=True):
+        pq.write_table(table([row], EVALUATIONS), path)
+    return paths
+
+
+def test_a_truncated_part_is_named_and_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", three())
+    broken = parts(run, three())[1]
+    broken.write_bytes(broken.read_bytes()[:-20])
+    found = tables([run])
+    assert found.counts["attempted"].to_list() == [2]
+    assert any("part-000002.parquet is damaged" in note for note in found.notes)
+    assert "part-000002.parquet" in (render([run]) or "")
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", three())
+    parts(run, three())[1].unlink()
+    found = tables([run])
+    assert found.counts["attempted"].to_list() == [2]
+    assert any("part-000002.parquet is missing" in note for note in found.notes)
+
+
+def test_a_part_with_damaged_pages_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", three())
+    broken = parts(run, three())[2]
+    data = bytearray(broken.read_bytes())
+    data[4:2000] = bytes(1996)
+    broken.write_bytes(data)
+    with pytest.raises(UserError, match=r"part-000003.parquet is damaged; move it away"):
+        tables([run])
+
+
+def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", three())
+    path = run / "evaluations" / "part-000002.parquet"
+    pq.write_table(table(three(), EVALUATIONS).replace_schema_metadata({"pkb.schema_version": "99"}), path)
+    with pytest.raises(UserError, match="schema version 99"):
+        tables([run])
+
+
+def test_rows_of_several_settings_are_apart(tmp_path: Path) -> None:
+    rows = [
+        evaluation("m", "001_allreduce", 0, "correct", 2.0),
+        evaluation("m", "001_allreduce", 1, "mismatch", policy="any"),
+        evaluation("m", "001_allreduce", 2, "no_code", stage="extract", protocol=0),
+    ]
+    found = summary([write_run(tmp_path / "run", rows)])
+    assert found.select("run", "attempted", "correct").rows() == [("r [any]", 1, 0), ("r [metadata]", 2, 1)]
+    assert found["cost_usd"].to_list() == pytest.approx([0.01, 0.02])
+    assert any("several settings (any; metadata)" in n for n in tables([tmp_path / "run"]).notes)
+
+
+def test_runs_of_different_settings_say_so(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", three(), name="one")
+    other = write_run(tmp_path / "two", three(), config=Config(ranks=4), name="two")
+    assert "the runs differ in world size: 2, 4" in tables([one, other]).notes
+
+
+def test_a_provider_that_fails_mid_conversation_counts_against_nobody(tmp_path: Path) -> None:
+    rows = [
+        evaluation("m", "001_allreduce", 0, "mismatch"),
+        evaluation("m", "001_allreduce", 1, "correct", 2.0),
+        evaluation("m", "001_allreduce", 2, "mismatch"),
+    ]
+    answers = [generation("m", "001_allreduce", a) for a in range(3)]
+    answers += [generation("m", "001_allreduce", a, turn=1, status="provider_error") for a in range(2)]
+    row = summary([write_run(tmp_path / "run", rows, answers, Config(problems=["1"]))]).row(0, named=True)
+    assert (row["attempted"], row["missing_provider"], row["correct"], row["pending"]) == (2, 1, 1, 0)
 
 
 @pytest.mark.parametrize(
