@@ -1,8 +1,7 @@
 """Problem 068: fetch rows of a sharded embedding table and project them. Sizes, inputs, tolerance, cost."""
 
 import math
-
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
@@ -14,7 +13,7 @@ def table_rows(ctx: Context) -> int:
     return ctx.size.V - 3 if ctx.variant == "ragged" else ctx.size.V
 
 
-def on_grid(x: torch.Tensor) -> torch.Tensor:
+def on_grid(x: Any) -> Any:
     """Multiples of 1/8 below 4 in magnitude: products of two such numbers and their sums are exact in float32.
 
     So the projection has one rounding, to the output's dtype, and the reference itself can be the oracle: a float64 copy of
@@ -23,8 +22,10 @@ def on_grid(x: torch.Tensor) -> torch.Tensor:
     return (x * 8).round().clamp(-31, 31) / 8
 
 
-def draw_shard(ctx: Context, rows: int) -> torch.Tensor:
+def draw_shard(ctx: Context, rows: int) -> Any:
     """(rows, d) table rows, normal on a grid; in the wide trial each row times a power of two."""
+    import torch
+
     table = torch.empty(rows, ctx.size.d, dtype=ctx.dtype, device=ctx.device)
     for start in range(0, rows, ROWS_AT_ONCE):
         piece = table[start : start + ROWS_AT_ONCE]
@@ -37,6 +38,8 @@ def draw_shard(ctx: Context, rows: int) -> torch.Tensor:
 
 def num_queries(ctx: Context) -> int:
     """Ids wanted by this rank: uneven, q on average over the ranks; one rank wants none in the edge trial."""
+    import torch
+
     if ctx.variant == "edge" and ctx.rank == ctx.world_size - 1:
         return 0
     spread = ctx.shared.uniform(-0.25, 0.25, ctx.world_size, dtype=torch.float64)
@@ -44,8 +47,10 @@ def num_queries(ctx: Context) -> int:
     return round(ctx.size.q * (1 + float(spread[ctx.rank])))
 
 
-def draw_ids(ctx: Context, total: int, count: int) -> torch.Tensor:
+def draw_ids(ctx: Context, total: int, count: int) -> Any:
     """(count,) ids with Zipf popularity (exponent 1): log-uniform popularity ranks under a random affine permutation."""
+    import torch
+
     multiplier = ctx.stream("permutation").integer(total // 3, total)
     while math.gcd(multiplier, total) != 1:
         multiplier += 1
@@ -60,6 +65,8 @@ def draw_ids(ctx: Context, total: int, count: int) -> torch.Tensor:
 
 def make_inputs(ctx: Context) -> tuple:
     """(local_embedding_shard, input_node_ids, proj_matrix, num_total_nodes)."""
+    import torch
+
     total = table_rows(ctx)
     per_rank = -(-total // ctx.world_size)
     rows = min(per_rank, total - ctx.rank * per_rank)

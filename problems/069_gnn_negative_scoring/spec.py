@@ -1,6 +1,6 @@
 """Problem 069: rank of each positive edge among its negatives. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
@@ -9,6 +9,8 @@ SATURATED = 24.0  # sigmoid rounds to exactly 1 here, in every dtype up to float
 
 def num_positives(ctx: Context) -> list[int]:
     """p_r of all ranks, p on average: moderately uneven, or anything from 0 up in the wide, ragged and edge trials."""
+    import torch
+
     p, world_size = ctx.size.p, ctx.world_size
     if ctx.variant == "edge":  # one rank scored nothing
         return [0, *ctx.shared.split(p * world_size, world_size - 1, 1)]
@@ -18,18 +20,22 @@ def num_positives(ctx: Context) -> list[int]:
     return [round(p * (1 + float(x))) for x in spread - spread.mean()]
 
 
-def on_grid(ctx: Context, scores: torch.Tensor) -> torch.Tensor:
+def on_grid(ctx: Context, scores: Any) -> Any:
     """Scores in (-8, 8) on a grid so coarse that equal scores tie and different ones round alike in any implementation.
 
     Rank is an integer compared exactly, and one unit in the last place of a sigmoid moves it: on this grid no sigmoid lies
     so near to a rounding boundary that an honest implementation could fall on its other side.
     """
+    import torch
+
     step = 1 / 256 if ctx.dtype == torch.float32 else 1 / 16
     return ((scores.float().clamp(-7.9, 7.9) / step).round() * step).to(ctx.dtype)
 
 
 def make_inputs(ctx: Context) -> tuple:
     """(local_pos_scores, local_neg_scores): positives about two higher, some saturated, some equal to negatives."""
+    import torch
+
     p = num_positives(ctx)[ctx.rank]
     k = ctx.size.k - 3 if ctx.variant == "ragged" else ctx.size.k
     spread = 2.0 if ctx.variant == "wide" else 1.0

@@ -1,6 +1,6 @@
 """Problem 070: all-to-all of keyed jagged features. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
@@ -18,8 +18,10 @@ def draw_key_splits(ctx: Context) -> list[int]:
     return ctx.shared.split(keys, world_size, max(1, 3 * keys // (4 * world_size)))
 
 
-def draw_lengths(ctx: Context, strides: list[int]) -> torch.Tensor:
+def draw_lengths(ctx: Context, strides: list[int]) -> Any:
     """Bag lengths: two fifths empty, the rest log-normal with a heavy tail; mean about mean_length."""
+    import torch
+
     bags = sum(strides)
     tail = torch.exp(ctx.own.randn(bags, dtype=torch.float32) - 0.5) * (ctx.size.mean_length / 0.6)
     lengths = tail.round().clamp(1, LONGEST_BAG).long()
@@ -36,6 +38,8 @@ def make_inputs(ctx: Context) -> tuple:
     plain: equal batches. integers: unequal batches and weights. wide: a stride per key and weights. ragged: unequal
     batches, two nodes. edge: a stride per key (0 among them), two nodes, a rank without keys.
     """
+    import torch
+
     batch, keys = ctx.size.B, ctx.size.F
     if ctx.variant in ("integers", "ragged"):
         batch = ctx.own.integer(max(1, batch // 2), batch + 1)

@@ -1,14 +1,15 @@
 """Problem 072: context-parallel Hyena operator. Sizes, inputs, tolerance, cost."""
 
 import math
-
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
 
-def draw_filters(ctx: Context, groups: int, taps: int) -> torch.Tensor:
+def draw_filters(ctx: Context, groups: int, taps: int) -> Any:
     """(groups, taps) normal filters of unit norm that decay exponentially, from one tenth to three filter lengths."""
+    import torch
+
     spread = ctx.shared.uniform(math.log(0.1), math.log(3.0), groups, 1, dtype=torch.float32)
     time = torch.arange(taps, device=ctx.device, dtype=torch.float32) / taps
     filters = ctx.shared.randn(groups, taps, dtype=torch.float32) * torch.exp(-time / spread.exp())

@@ -1,6 +1,6 @@
 """Problem 074: Kimi Delta Attention, context and tensor parallel. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
@@ -10,15 +10,17 @@ def grid(world_size: int) -> tuple[int, int]:
     return (world_size // 2, 2) if world_size >= 4 and world_size % 2 == 0 else (world_size, 1)
 
 
-def draw_keys(ctx: Context, rank: int, length: int) -> torch.Tensor:
+def draw_keys(ctx: Context, rank: int, length: int) -> Any:
     """(B, s, H, K) keys of any rank: the first thing it draws, so that its successor can query them."""
     s = ctx.size
     draw = ctx.own if rank == ctx.rank else ctx.of(rank)
     return draw.values(s.B, length, s.H, s.K)
 
 
-def draw_queries(ctx: Context, keys: torch.Tensor, tp_size: int) -> torch.Tensor:
+def draw_queries(ctx: Context, keys: Any, tp_size: int) -> Any:
     """Queries that look for the key half a shard back, which for the first half lies on the previous rank."""
+    import torch
+
     length = keys.shape[1]
     back = max(1, length // 2)
     before = keys
@@ -35,6 +37,8 @@ def make_inputs(ctx: Context) -> tuple:
     The gates' mean differs by head between -7 and -3 in units of their slope, so that heads remember from a few to
     hundreds of tokens. ragged: an odd shard length. edge: three tokens per shard, some keys and queries zero.
     """
+    import torch
+
     s = ctx.size
     _, tp_size = grid(ctx.world_size)
     cp_rank, tp_rank = divmod(ctx.rank, tp_size)

@@ -1,19 +1,21 @@
 """Problem 075: Gated DeltaNet under context parallelism. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
 
-def draw_keys(ctx: Context, rank: int, length: int) -> torch.Tensor:
+def draw_keys(ctx: Context, rank: int, length: int) -> Any:
     """(B, s, Hq, K) keys of any rank: the first thing it draws, so that its successor can query them."""
     s = ctx.size
     draw = ctx.own if rank == ctx.rank else ctx.of(rank)
     return draw.values(s.B, length, s.Hq, s.K)
 
 
-def draw_queries(ctx: Context, keys: torch.Tensor) -> torch.Tensor:
+def draw_queries(ctx: Context, keys: Any) -> Any:
     """Queries that look for the key half a shard back, which for the first half lies on the previous rank."""
+    import torch
+
     length = keys.shape[1]
     back = max(1, length // 2)
     before = draw_keys(ctx, ctx.rank - 1, length) if ctx.rank else keys
@@ -27,6 +29,8 @@ def make_inputs(ctx: Context) -> tuple:
 
     ragged: an odd shard length. edge: three tokens per shard, some keys and queries zero.
     """
+    import torch
+
     s = ctx.size
     length = {"ragged": s.s + 3, "edge": 3}.get(ctx.variant, s.s)
     own_heads = s.Hv // ctx.world_size

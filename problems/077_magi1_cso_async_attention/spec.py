@@ -1,23 +1,24 @@
 """Problem 077: chunk-causal attention with overlapped exchanges. Sizes, inputs, tolerance, cost."""
 
 import math
-
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
 
-def draw_key_value(ctx: Context, rank: int, tokens: int, kv_heads: int) -> torch.Tensor:
+def draw_key_value(ctx: Context, rank: int, tokens: int, kv_heads: int) -> Any:
     """(n, Hkv, 2D) of any rank: the first thing it draws, so that queries can look for keys of other ranks."""
     draw = ctx.own if rank == ctx.rank else ctx.of(rank)
     return draw.values(tokens, kv_heads, 2 * ctx.size.D)
 
 
-def draw_windows(ctx: Context, num_ranges: int, rows: int) -> torch.Tensor:
+def draw_windows(ctx: Context, num_ranges: int, rows: int) -> Any:
     """(R, 2): range r ends its window with its own rows and starts up to ``reach`` ranges earlier.
 
     plain: exactly min(r, reach) earlier, so that the timed work is known; otherwise anywhere in that stretch.
     """
+    import torch
+
     windows = []
     for r in range(num_ranges):
         earliest = max(0, r - ctx.size.reach) * rows
@@ -26,10 +27,10 @@ def draw_windows(ctx: Context, num_ranges: int, rows: int) -> torch.Tensor:
     return torch.tensor(windows, dtype=torch.int64, device=ctx.device)
 
 
-def draw_queries(
-    ctx: Context, key_values: list[torch.Tensor], windows: torch.Tensor, per_range: int, rows: int
-) -> torch.Tensor:
+def draw_queries(ctx: Context, key_values: list[Any], windows: Any, per_range: int, rows: int) -> Any:
     """(n, Hq, D): noise plus, per token and head, a random key of its window, scaled so that the softmax finds it."""
+    import torch
+
     s = ctx.size
     num_ranges, kv_heads = windows.shape[0], key_values[0].shape[1]
     keys = torch.stack([kv[..., : s.D] for kv in key_values])  # (W, n, Hkv, D)

@@ -1,15 +1,16 @@
 """Problem 078: tile-parallel video decoding. Sizes, inputs, tolerance, cost."""
 
 import math
-
-import torch
-import torch.nn.functional as F
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
 
-def draw_latent(ctx: Context, *shape: int) -> torch.Tensor:
+def draw_latent(ctx: Context, *shape: int) -> Any:
     """A smooth latent common to all ranks plus noise of each rank, bfloat16 whatever dtype is requested."""
+    import torch
+    import torch.nn.functional as F
+
     coarse = [max(1, -(-n // 4)) for n in shape[2:]]
     smooth = F.interpolate(ctx.shared.values(*shape[:2], *coarse, dtype=torch.float32), size=shape[2:], mode="trilinear")
     return (smooth + 0.7 * ctx.own.values(*shape, dtype=torch.float32)).to(torch.bfloat16)

@@ -1,6 +1,6 @@
 """Problem 079: nearest neighbours over sharded features. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
@@ -22,12 +22,14 @@ def num_queries(ctx: Context) -> int:
     return 1 if ctx.variant == "edge" and ctx.rank % 2 == 0 else q
 
 
-def draw_members(ctx: Context, k: int, families: int) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_members(ctx: Context, k: int, families: int) -> tuple[Any, Any]:
     """(family, class) of each of the n local training features.
 
     A family's first class lives on one rank, its second on the next; together they have fewer than k members, so that every
     query's neighbours come from both and from the third class, which is spread over all ranks.
     """
+    import torch
+
     n, world_size = ctx.size.n, ctx.world_size
     draw = ctx.stream("members")
     first_home = (torch.arange(families) + draw.integer(0, world_size)) % world_size
@@ -55,6 +57,8 @@ def make_inputs(ctx: Context) -> tuple:
     similarities occur only inside one class, whose members share their label: the answer does not depend on how ties are
     broken or sums are rounded.
     """
+    import torch
+
     s = ctx.size
     k = num_neighbours(ctx)
     families = max(1, min(s.D // 4, s.n * ctx.world_size // (2 * k)))
@@ -64,7 +68,7 @@ def make_inputs(ctx: Context) -> tuple:
     centres = cosine * axes[:, :1] + (1 - cosine.square()).sqrt() * axes[:, 1:]
     labels = ctx.shared.permutation(max(NUM_LABELS, 3 * families))[: 3 * families].view(families, 3)
 
-    def feature(centre: torch.Tensor) -> torch.Tensor:
+    def feature(centre: Any) -> Any:
         noisy = centre + ctx.own.randn(*centre.shape, scale=NOISE * s.D**-0.5, dtype=torch.float32)
         return (noisy / noisy.norm(dim=1, keepdim=True)).to(ctx.dtype)
 

@@ -1,7 +1,5 @@
 """Problem 080: distributed Sinkhorn-Knopp. Sizes, inputs, tolerance, cost."""
 
-import torch
-
 from pkb.problem import Context, Cost, Problem, Shape
 
 
@@ -23,6 +21,8 @@ def make_inputs(ctx: Context) -> tuple:
     Scores in units of the temperature: prototypes of unequal popularity, means that differ by rank, and per-sample noise;
     below 40, so that exp stays finite. The edge trial has no iteration, where the batch size and the total matter.
     """
+    import torch
+
     s = ctx.size
     prototypes = s.K - 3 if ctx.variant == "ragged" else s.K
     samples = num_samples(ctx)

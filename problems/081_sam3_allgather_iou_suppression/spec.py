@@ -1,8 +1,7 @@
 """Problem 081: gather masks and suppress overlapping objects. Sizes, inputs, tolerance, cost."""
 
 import itertools
-
-import torch
+from typing import Any
 
 from pkb.draw import Draw
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
@@ -58,7 +57,7 @@ def place_objects(ctx: Context, counts: list[int]) -> list[int]:
     return order
 
 
-def threshold_between(iou: torch.Tensor, low: float, high: float) -> float:
+def threshold_between(iou: Any, low: float, high: float) -> float:
     """The middle of the widest gap between IoUs in [low, high], so that rounding cannot decide a pair."""
     inside = iou[(iou > low) & (iou < high)].tolist()
     edges = sorted([low, *inside, high])
@@ -68,6 +67,8 @@ def threshold_between(iou: torch.Tensor, low: float, high: float) -> float:
 
 def make_inputs(ctx: Context) -> tuple:
     """(low_res_masks_local, obj_scores_local, num_obj_per_gpu, last_occluded, iou_threshold, reverse)."""
+    import torch
+
     s = ctx.size
     counts = num_objects(ctx)
     total = sum(counts)

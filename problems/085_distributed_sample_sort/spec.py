@@ -1,6 +1,6 @@
 """Problem 085: distributed sample sort. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
@@ -13,6 +13,8 @@ def edge_kind(ctx: Context) -> str:
 
 def shard_sizes(ctx: Context) -> list[int]:
     """n_r of all ranks: within a quarter of n, n on average; very uneven with empty ranks in ragged and edge trials."""
+    import torch
+
     n, world_size = ctx.size.n, ctx.world_size
     draw = ctx.stream("sizes")
     if ctx.variant == "edge" and edge_kind(ctx) == "nothing":
@@ -28,8 +30,10 @@ def shard_sizes(ctx: Context) -> list[int]:
     return [round(n * (1 + float(x))) for x in 2 * (spread - spread.mean())]
 
 
-def draw_values(ctx: Context, count: int) -> torch.Tensor:
+def draw_values(ctx: Context, count: int) -> Any:
     """A normal and a heavy tail, a tenth of duplicates, shifted a little by rank; nine tenths of duplicates in integers."""
+    import torch
+
     if ctx.variant == "integers":
         return ctx.own.integers(-8, 9, count).to(ctx.dtype)
     if ctx.variant == "edge" and edge_kind(ctx) == "equal":

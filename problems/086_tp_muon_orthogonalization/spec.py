@@ -1,6 +1,6 @@
 """Problem 086: tensor-parallel Muon orthogonalisation. Sizes, inputs, tolerance, cost."""
 
-import torch
+from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
@@ -14,9 +14,11 @@ SETTINGS = {
 }
 
 
-def draw_decaying(ctx: Context, rows: int, columns: int) -> torch.Tensor:
+def draw_decaying(ctx: Context, rows: int, columns: int) -> Any:
     """(R, c) of this rank: the whole matrix has singular values spread log-uniformly over a factor of twenty, times those of
     a Gaussian matrix, as momenta have decaying spectra."""
+    import torch
+
     shared = ctx.stream("row space")
     left = torch.linalg.qr(shared.randn(rows, rows, dtype=torch.float32)).Q
     spectrum = torch.exp(shared.uniform(-3.0, 0.0, rows, dtype=torch.float32))
@@ -29,6 +31,8 @@ def make_inputs(ctx: Context) -> tuple:
     wide: shards of very different norms. ragged: odd sizes. edge: a tall matrix (more rows than columns in all), one shard
     zero.
     """
+    import torch
+
     steps, coefficients, partition_dim = SETTINGS[ctx.variant]
     rows, columns = ctx.size.R, ctx.size.C // ctx.world_size
     if ctx.variant == "ragged":
