@@ -59,6 +59,7 @@ class Zygote:
         environment = {k: v for k, v in os.environ.items() if k in ENVIRONMENT}
         environment.update(extra_environment, PYTHONPATH=os.fspath(Path(__file__).resolve().parents[2]), OMP_NUM_THREADS="1")
         environment.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+        environment.update(PYTORCH_NVML_BASED_CUDA_CHECK="1", OPENBLAS_NUM_THREADS="1")  # no CUDA and no threads before a fork
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pkb.evaluate.zygote", str(theirs.fileno())],
