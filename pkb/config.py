@@ -226,15 +226,36 @@ def load(overrides: Sequence[str] = (), name: str = "default") -> Config:
     Raises UserError, one line, for an unknown key (naming the nearest), a value of the wrong type or out of range, or a missing
     file. Works without OmegaConf installed when there is no YAML to read beyond the shipped default and overrides are plain.
     """
+    data = _merge(_checked(overrides), name)
+    config: Config = _build(Config, data, "")
+    _check(config)
+    return config
+
+
+def resumed(run: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a run directory was begun with; overrides may move it to another cluster, say.
+
+    Raises UserError as ``load`` does, and when ``run`` is no run directory.
+    """
+    from omegaconf import OmegaConf
+
+    from pkb.store import run as runs
+
+    dotlist = _checked([*overrides, f"run_dir={run}"])
+    merged = OmegaConf.merge(OmegaConf.create(runs.read(run)["config"]), OmegaConf.from_dotlist(dotlist))
+    config: Config = _build(Config, OmegaConf.to_container(merged, resolve=True), "")
+    _check(config)
+    return config
+
+
+def _checked(overrides: Sequence[str]) -> list[str]:
+    """Overrides in their typed form; raises UserError for one that is no key=value or names no key."""
     dotlist = [_size_form(item) for item in overrides]
     for item in dotlist:
         if "=" not in item:
             raise UserError(f"'{item}' is not an override; write key=value, e.g. attempts=3")
         _check_key(item.split("=", 1)[0])
-    data = _merge(dotlist, name)
-    config: Config = _build(Config, data, "")
-    _check(config)
-    return config
+    return dotlist
 
 
 def _size_form(item: str) -> str:
