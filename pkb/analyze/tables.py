@@ -35,7 +35,7 @@ class Tables:
 
     headline: one row per model and metric (pass@k, fast1@k, fast1_low@k, best@k, speedup): value, low, high, problems, dropped.
     counts: one row per model: planned, attempted, correct, fast, missing_provider, harness_errors, pending, cost_usd,
-        cost_unknown (generations whose cost nobody knows), cost_per_correct.
+        cost_unknown (generations whose cost nobody knows), cost_per_correct, turns_needed (mean over solved attempts).
     verdicts: run, model, verdict, attempts, share of the attempted. missing: run, model, status, attempts.
     categories, projects: as headline, with ``category`` or ``project``. curves: run, model, k, p, value.
     differences: run, model, other, metric, value, low, high, problems. cells: one row per problem: the counts behind it all.
@@ -70,14 +70,17 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
         counted = tries.group_by(metrics.CELL).agg(pl.col("counts").sum()).select(pl.col("counts").max())
         most, verdicts, spent = pl.collect_all([counted, _verdicts(tries), _spent(answers)])
         ks = _ks(most.item() or 0)
-        cells, speeds = pl.collect_all([describe(metrics.cells(tries, (1.0,), ks)), metrics.speed_counts(tries, CURVE)])
+        needed = tries.group_by(MODEL).agg(turns_needed=(pl.col("solved_turn") + 1).mean())
+        cells, speeds, turns = pl.collect_all(
+            [describe(metrics.cells(tries, (1.0,), ks)), metrics.speed_counts(tries, CURVE), needed]
+        )
     notes = [*differences_between(runs), *(str(w.message) for w in caught if issubclass(w.category, UserWarning))]
     values = _values(cells, ks)
     return Tables(
         runs=tuple(runs),
         ks=ks,
         headline=_estimated(values, ks),
-        counts=_counts(runs, cells, spent, lost),
+        counts=_counts(runs, cells, spent, lost).join(turns, on=MODEL, how="left"),
         verdicts=verdicts,
         missing=lost.group_by([*MODEL, "status"]).agg(attempts=pl.len().cast(pl.Int64)).sort(*MODEL, "status"),
         categories=_estimated(values, ks, ["category"]),

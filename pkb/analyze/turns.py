@@ -1,0 +1,45 @@
+"""Refinement: what each further turn bought. Empty for runs of single turns."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pkb.analyze import metrics
+from pkb.analyze.bootstrap import estimates
+from pkb.analyze.runs import describe
+
+MODEL = ["run", "model"]
+_CURVE = {"run": pl.String, "model": pl.String, "turns": pl.Int64, "metric": pl.String}
+_NUMBERS = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "problems": pl.Int64, "dropped": pl.Int64}
+
+
+def turn_curves(rows: pl.LazyFrame, answers: pl.LazyFrame, policy: str = "run") -> pl.DataFrame:
+    """pass@1 and fast1@1 had every attempt been stopped after so many turns, with intervals, and what it had cost by then.
+
+    rows, answers: evaluations and generations. Returns run, model, turns (1 and up), metric, value, low, high, problems, dropped,
+    cost_usd. Every point is over the same attempts, those that count in the end.
+    """
+    last = rows.select(pl.col("turn").max()).collect().item()
+    if not last:
+        return pl.DataFrame(schema={**_CURVE, **_NUMBERS, "cost_usd": pl.Float64})
+    counted = metrics.attempts(rows, policy).filter("counts").select(metrics.ATTEMPT).collect().lazy()
+    parts = []
+    for turn in range(last + 1):
+        so_far = metrics.attempts(rows.filter(pl.col("turn") <= turn), policy).join(counted, on=metrics.ATTEMPT, how="semi")
+        cells = describe(metrics.cells(so_far)).collect()
+        values = cells.with_columns(
+            metrics.unbiased(pl.col("n"), pl.col(count), 1).alias(name)
+            for name, count in (("pass@1", "correct"), ("fast1@1", "fast1"))
+        )
+        found = estimates(values, {"pass@1": ("pass@1", None), "fast1@1": ("fast1@1", None)}, long=True)
+        spent = answers.filter(pl.col("turn") <= turn).group_by(MODEL).agg(pl.col("cost_usd").sum()).collect()
+        parts.append(found.join(spent, on=MODEL, how="left").with_columns(turns=pl.lit(turn + 1, pl.Int64)))
+    return pl.concat(parts).select([*_CURVE, *_NUMBERS, "cost_usd"]).sort(*MODEL, "metric", "turns")
+
+
+def transitions(rows: pl.LazyFrame) -> pl.DataFrame:
+    """How often a turn with one verdict was followed by a turn with another: run, model, verdict, following, count."""
+    ahead = rows.select(*metrics.ATTEMPT, pl.col("turn") - 1, following="verdict")
+    pairs = rows.select(*metrics.ATTEMPT, "turn", "verdict").join(ahead, on=[*metrics.ATTEMPT, "turn"])
+    counted = pairs.group_by(*MODEL, "verdict", "following").agg(count=pl.len().cast(pl.Int64))
+    return counted.sort(*MODEL, "count", "verdict", "following", descending=[False, False, True, False, False]).collect()

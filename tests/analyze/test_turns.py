@@ -1,0 +1,71 @@
+"""What refinement bought, and which mechanisms were used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pkb.analyze.runs import evaluations, generations
+from pkb.analyze.shares import mechanism_shares
+from pkb.analyze.turns import transitions, turn_curves
+from tests.analyze.rows import evaluation, write_run
+
+CONVERSATIONS = {  # verdict and speedup, turn by turn
+    ("001_allreduce", 0): [("compile_error", None), ("mismatch", None), ("correct", 0.8), ("correct", 2.0)],
+    ("001_allreduce", 1): [("correct", 3.0)],
+    ("002_allgather", 0): [("mismatch", None), ("mismatch", None)],
+    ("002_allgather", 1): [("mismatch", None), ("harness_error", None)],
+}
+
+
+def run_of(tmp_path: Path) -> Path:
+    rows = [
+        evaluation("m", problem, attempt, verdict, speedup, turn=turn)
+        for (problem, attempt), turns in CONVERSATIONS.items()
+        for turn, (verdict, speedup) in enumerate(turns)
+    ]
+    return write_run(tmp_path / "run", rows)
+
+
+def test_each_point_of_the_curve_is_over_the_same_attempts(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    curve = turn_curves(evaluations(run), generations(run))
+    by_metric = {m: curve.filter(pl.col("metric") == m).sort("turns") for m in ("pass@1", "fast1@1")}
+    # 001: one of two attempts is right after a turn, both after three; 002: its one counted attempt never is
+    assert by_metric["pass@1"]["value"].to_list() == pytest.approx([0.25, 0.25, 0.5, 0.5])
+    assert by_metric["fast1@1"]["value"].to_list() == pytest.approx([0.25, 0.25, 0.25, 0.5])
+    assert by_metric["pass@1"]["cost_usd"].to_list() == pytest.approx([0.04, 0.07, 0.08, 0.09])
+
+
+def test_transitions_count_consecutive_turns(tmp_path: Path) -> None:
+    rows = transitions(evaluations(run_of(tmp_path))).select("verdict", "following", "count").rows()
+    assert set(rows) == {
+        ("compile_error", "mismatch", 1),
+        ("mismatch", "correct", 1),
+        ("correct", "correct", 1),
+        ("mismatch", "mismatch", 1),
+        ("mismatch", "harness_error", 1),
+    }
+
+
+def test_single_turns_have_no_curve(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [evaluation("m", "001_allreduce", 0, "correct", 2.0)])
+    assert turn_curves(evaluations(run), generations(run)).is_empty()
+
+
+def test_mechanisms_are_shares_of_what_was_recorded(tmp_path: Path) -> None:
+    def told(kind: str) -> str:
+        return json.dumps({"mechanism": {"primary": kind, "used": [kind]}})
+
+    rows = [
+        evaluation("m", "001_allreduce", 0, "correct", 2.0, extra=told("nvls")),
+        evaluation("m", "001_allreduce", 1, "mismatch", extra=told("load/store")),
+        evaluation("m", "001_allreduce", 2, "mismatch", extra=told("load/store")),
+        evaluation("m", "001_allreduce", 3, "no_code", extra="{}"),
+    ]
+    found = mechanism_shares(evaluations(write_run(tmp_path / "run", rows)))
+    assert found.select("mechanism", "candidates", "correct").rows() == [("load/store", 2, 0), ("nvls", 1, 1)]
+    assert found["share"].to_list() == pytest.approx([2 / 3, 1 / 3])
