@@ -1,6 +1,6 @@
 """Problem 029: MoE combine. The harness's side: sizes, inputs, tolerance, cost."""
 
-from pkb.inputs.routing import choose_experts, expert_counts, popularity, tokens_by_rank
+from pkb.inputs.dispatch import choose_experts, expert_counts, odds_of, tokens_by_rank
 from pkb.problem import Context, Cost, Problem, Shape
 
 
@@ -8,18 +8,18 @@ def make_inputs(ctx: Context) -> tuple:
     """Outputs of the experts and a routing that all ranks agree on.
 
     Every rank redraws the routing of all ranks, so that what one sends is what the other expects. Trials other than the
-    plain one use several experts per rank (at least four), and an odd row width in the ragged trial.
+    plain one use several experts per rank (at least four, and at least k), and an odd row width in the ragged trial.
     """
     import torch
 
     size, world_size, rank = ctx.size, ctx.world_size, ctx.rank
-    num_experts = size.E if ctx.variant == "plain" else max(size.E, 4 * world_size)
+    num_experts = size.E if ctx.variant == "plain" else max(size.E, max(4, size.k) * world_size)
     hidden = size.H - 3 if ctx.variant == "ragged" else size.H
     local = num_experts // world_size
     tokens = tokens_by_rank(ctx, size.T)
 
     def routing(r: int) -> torch.Tensor:
-        return choose_experts(ctx.of(r), tokens[r], popularity(ctx, r, num_experts, size.k), size.k)
+        return choose_experts(ctx.of(r), tokens[r], odds_of(ctx, num_experts, size.k, rank=r), size.k)
 
     counts = torch.stack([expert_counts(routing(r), num_experts) for r in range(world_size)])
     by_owner = counts.view(world_size, world_size, local)  # [source, owner, local expert]

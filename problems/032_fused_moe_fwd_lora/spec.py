@@ -1,6 +1,7 @@
 """Problem 032: MoE forward with LoRA. The harness's side: sizes, inputs, tolerance, cost."""
 
-from pkb.inputs.routing import linear, router, separated_tokens, tokens_by_rank
+from pkb.inputs.dispatch import odds_of, tokens_by_rank
+from pkb.inputs.routing import linear, routed_tokens
 from pkb.problem import Context, Cost, Problem, Shape
 
 
@@ -13,11 +14,13 @@ def make_inputs(ctx: Context) -> tuple:
     s = ctx.size
     ragged = ctx.variant == "ragged"
     hidden, inner, rk = (s.H - 1, s.I - 3, s.rk - 1) if ragged else (s.H, s.I, s.rk)
-    num_experts = s.E if ctx.variant == "plain" else max(s.E, 2 * ctx.world_size)
-    # Integers in [-8, 8] have an RMS of about 5; quarters of them are as exact and keep the activations of order one.
+    num_experts = s.E if ctx.variant == "plain" else max(s.E, s.k * ctx.world_size)
+    # Integers in [-8, 8] have an RMS of about 5.
     scale = 0.25 if ctx.variant == "integers" else 1.0
-    weight, bias = router(ctx, hidden, num_experts, s.k, 1.0 / scale)
-    tokens = separated_tokens(ctx.own, tokens_by_rank(ctx, s.T)[ctx.rank], weight, bias, s.k)
+    weight = ctx.shared.randn(num_experts, hidden, scale=scale / hidden**0.5)
+    bias = None if ctx.variant == "integers" else ctx.shared.randn(num_experts, scale=0.5)
+    odds = odds_of(ctx, num_experts, s.k)
+    tokens = routed_tokens(ctx.own, tokens_by_rank(ctx, s.T)[ctx.rank], s.k, odds, weight, bias)
     gate = linear(ctx.own, hidden, inner, scale)
     up = linear(ctx.own, hidden, inner, scale)
     # silu(gate) * up has an RMS of about 0.6.
@@ -37,6 +40,8 @@ def make_inputs(ctx: Context) -> tuple:
 def admissible(shape: Shape) -> str | None:
     if shape.size.E % shape.world_size:
         return f"E={shape.size.E} experts cannot be shared equally by {shape.world_size} ranks; set size.E to a multiple"
+    if shape.size.E > shape.size.H - 1:
+        return f"E={shape.size.E} experts need a hidden size of more than that to be told apart; set size.H above size.E"
     if shape.size.k > shape.size.E:
         return f"a token cannot choose k={shape.size.k} distinct experts out of E={shape.size.E}"
     return None
@@ -72,8 +77,8 @@ PROBLEM = Problem(
     admissible=admissible,
     deviations=(
         "the router is replicated and its weights are scaled by 1/sqrt(H), so that the second expert matters",
-        "tokens whose k-th and (k+1)-th logits nearly tie are drawn again: every implementation routes alike",
-        "a skewed router bias leaves an expert without tokens; the number of tokens differs by rank; one trial has no bias",
+        "logits have a gap of 0.5 between places k and k+1, so that every implementation routes alike",
+        "routing is skewed and leaves an expert without tokens; the number of tokens differs by rank; one trial has no bias",
         "LoRA factors are scaled so that a branch is a third of its base layer; unscaled ones drown it",
         "the LoRA factors shared by all experts are replicated, as in training",
         "MLP weights are scaled so that the output is of order one; the module parameters require no gradient",
