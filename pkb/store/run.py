@@ -15,8 +15,8 @@ from typing import Any
 from pkb import __version__
 from pkb.config import Config
 from pkb.errors import UserError
-from pkb.files import write_atomic
-from pkb.store.schema import SCHEMA_VERSION
+from pkb.files import TEMPORARY_SUFFIX, write_atomic
+from pkb.store.schema import SCHEMA_VERSION, TABLES
 
 FILE = "run.yaml"
 _RECORDED_PACKAGES = ("torch", "ray", "litellm", "pyarrow", "polars", "numpy", "safetensors")
@@ -44,7 +44,7 @@ def check(run: Path, config: Config) -> None:
     if not run.is_dir():
         raise UserError(f"run_dir={run} is a file; give a directory")
     if not (run / FILE).exists():
-        if any(run.iterdir()):
+        if any(not _ours_and_empty(entry) for entry in run.iterdir()):
             raise UserError(f"run_dir={run} holds other files and no {FILE}; give an empty or a new directory")
         return
     there = read(run)
@@ -66,7 +66,7 @@ def write(run: Path, config: Config, more: Mapping[str, Any] | None = None) -> d
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     existing = read(run) if (run / FILE).exists() else {}
     data = {
-        "run": run.resolve().name,
+        "run": existing.get("run") or run.resolve().name,
         "id": existing.get("id") or uuid.uuid4().hex,
         "fingerprint": config.fingerprint(),
         "created": existing.get("created") or now,
@@ -80,6 +80,11 @@ def write(run: Path, config: Config, more: Mapping[str, Any] | None = None) -> d
     return data
 
 
+def model_names(description: Mapping[str, Any]) -> list[str]:
+    """The models of a run, from its description."""
+    return [model["name"] for model in description.get("models") or []] or list(description["config"]["models"])
+
+
 def versions() -> dict[str, Any]:
     """Versions and revision of what runs here; None for what is not installed or not known."""
     found: dict[str, Any] = {"pkb": __version__, "python": platform.python_version(), "system": platform.platform()}
@@ -89,6 +94,11 @@ def versions() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             found[package] = None
     return {**found, "git": _git_revision(), "command": " ".join(sys.argv[1:])}
+
+
+def _ours_and_empty(entry: Path) -> bool:
+    """What a session leaves that is killed before run.yaml exists."""
+    return entry.name == ".lock" or (entry.name in TABLES and not any(entry.iterdir())) or entry.name.endswith(TEMPORARY_SUFFIX)
 
 
 def _git_revision() -> str | None:

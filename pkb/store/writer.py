@@ -100,10 +100,10 @@ class _Table:
         for slot in found.journals:
             rows, size = read_journal(self._folder / slot.journal)
             self._open(slot, rows, size)
-            if slot is not found.journals[-1]:
-                self._seal()
-        if not found.journals and found.parts:
-            self._continue(found.parts[-1])
+            self._seal()
+        parts = table_listing(self._folder).parts
+        if parts:
+            self._continue(parts[-1])
 
     def _continue(self, part: Slot) -> None:
         """Let new rows join the last part while it is small, so that restarts do not leave a trail of small parts."""
