@@ -1,0 +1,181 @@
+"""The driver: takes every attempt of a plan from prompt to recorded verdict, keeping the nodes busy.
+
+    plan -> generate -> (extract, check) -> build -> wait -> evaluate -> record
+
+One coroutine follows one attempt; how many there are at once is bounded by ``Lag`` (generations in flight, answers waiting),
+so that a slow stage holds back the ones before it. ``Judges`` owns the two last stages before the record: builders and nodes.
+A stage hands over only what is durable: an answer is on disk before it is built, so a kill at any moment loses no answer and
+repeats none. This module and ``judges`` decide about every try; neither Ray nor the client library repeats anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pkb.config import Config
+from pkb.records import AttemptKey, Evaluation, Generation
+from pkb.store.rows import evaluation_row, generation_row
+from pkb.sweep import static
+from pkb.sweep.backend import Backend, Generator
+from pkb.sweep.judges import Judges, Waiting
+from pkb.sweep.lag import Lag
+from pkb.sweep.plan import Plan
+from pkb.sweep.progress import Progress
+from pkb.sweep.recorder import Recorder, log_path, of_attempt
+
+History = Sequence[tuple[Generation, Evaluation]]
+#: The next question of an attempt, given its turns so far; None when the attempt is over.
+Conversation = Callable[[AttemptKey, History], list[dict[str, Any]] | None]
+
+
+class Driver:
+    """One session of a run.
+
+    models: name -> the generator's own description of the model. conversation: what to ask, and when to stop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        recorder: Recorder,
+        generator: Generator,
+        backend: Backend,
+        models: dict[str, Any],
+        conversation: Conversation,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config = config
+        self.progress = progress or Progress()
+        self._plan, self._recorder, self._generator = plan, recorder, generator
+        self._models, self._conversation = models, conversation
+        self._lag = Lag(config.generation.max_in_flight, config.cluster.lag)
+        self._judges = Judges(config, backend, recorder, self.progress)
+        for model in plan.models:
+            self.progress.begin(model, len(plan.problems) * plan.attempts, plan.count_judged(model))
+
+    async def run(self, unjudged: Iterable[Generation] = ()) -> None:
+        """Work until every attempt of the plan has an outcome. unjudged: answers of earlier sessions, in no special order.
+
+        Raises HarnessError when the session cannot go on: no node left, the disk full. Cancelling it is a clean stop: what was
+        handed to the recorder is written.
+        """
+        self.progress.state = "running"
+        recording = asyncio.create_task(self._recorder.run(), name="recorder")
+        judging = asyncio.create_task(self._judges.run(), name="judges")
+        work = asyncio.create_task(self._feed_all(unjudged), name="feed")
+        try:
+            await asyncio.wait({recording, judging, work}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, judging):
+                task.cancel()
+            ended = list(await asyncio.gather(work, judging, return_exceptions=True))
+            recording.cancel()
+            ended += await asyncio.gather(recording, return_exceptions=True)
+            await self._recorder.drain()
+        for error in ended:
+            _raise_first(error)
+
+    async def _feed_all(self, unjudged: Iterable[Generation]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for model in self._plan.models:
+                if self._plan.count_to_generate(model):
+                    self._lag.open(model)
+                    group.create_task(self._feed(model, group))
+            for generation in unjudged:
+                await self._lag.adopt()
+                self.progress.move(generation.key.model, None, "build")
+                group.create_task(self._attempt(generation.key, generation))
+
+    async def _feed(self, model: str, group: asyncio.TaskGroup) -> None:
+        """Start a model's attempts one after the other, as fast as there is room for them."""
+        for key in self._plan.to_generate(model):
+            await self._lag.start(model)
+            if reason := self._unavailable(model):
+                self._lag.give_back(model)
+                self.progress.models[model].unavailable = reason
+                self.progress.notice(f"{model}: {reason}; its other attempts wait for the next session")
+                await self._recorder.event("model unavailable", model=model, reason=reason)
+                break
+            self.progress.move(model, None, "generate")
+            group.create_task(self._attempt(key))
+        await self._lag.close(model)
+
+    def _unavailable(self, model: str) -> str | None:
+        """Why the generator will not ask this model again in this session; None while it will."""
+        ask = getattr(self._generator, "unavailable", None)
+        return ask(model) if ask is not None else None
+
+    async def _attempt(self, key: AttemptKey, stored: Generation | None = None) -> None:
+        """One attempt, turn by turn, from the first question (or the stored answer to it) to its last verdict."""
+        history: list[tuple[Generation, Evaluation]] = []
+        while True:
+            generation = stored
+            if generation is None:
+                messages = self._conversation(key, history)
+                if messages is None:
+                    break
+                if history:
+                    self._lag.again(key.model)
+                    self.progress.move(key.model, None, "generate")
+                generation = await self._generate(replace(key, turn=len(history)), messages)
+            stored = None
+            if not generation.status.counts:
+                break
+            evaluation = await self._judge(generation)
+            history.append((generation, evaluation))
+            if not evaluation.verdict.counts:
+                break
+        await self._lag.judged()
+
+    async def _generate(self, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
+        generation = await self._generator.generate(self._models[key.model], key, messages)
+        self.progress.generated(generation)
+        line = of_attempt(
+            key,
+            "generated",
+            status=generation.status.value,
+            seconds=round(generation.seconds, 3),
+            tries=generation.tries,
+            cost_usd=generation.cost_usd,
+            finish_reason=generation.finish_reason,
+            extraction=generation.extraction,
+            error=generation.error,
+        )
+        await self._recorder.record("generations", generation_row(generation), log_path(key), [line])
+        self.progress.move(key.model, "generate", "build" if generation.status.counts else None)
+        await self._lag.generated(key.model)
+        return generation
+
+    async def _judge(self, generation: Generation) -> Evaluation:
+        """The verdict on one answer, recorded; the attempt is in stage "build" when this begins."""
+        key, config = generation.key, self.config
+        item = Waiting(generation, static.job_of(generation, config), asyncio.get_running_loop().create_future())
+        evaluation = static.without_code(generation, config)
+        if evaluation is None and generation.source is not None:
+            evaluation = static.by_text(generation.source, key.problem, config)
+        evaluation = evaluation or await self._judges.judge(item)
+        line = of_attempt(
+            key,
+            "judged",
+            verdict=evaluation.verdict.value,
+            stage=evaluation.stage.value,
+            detail=evaluation.detail,
+            node=evaluation.node,
+        )
+        row = evaluation_row(key, evaluation, len(item.failures), log_path(key))
+        await self._recorder.record("evaluations", row, log_path(key), [line])
+        self.progress.move(key.model, item.stage, None)
+        self.progress.judged(key.model, evaluation)
+        return evaluation
+
+
+def _raise_first(error: BaseException | None) -> None:
+    """Raise what ended a task, of a group the first; being cancelled is no error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None and not isinstance(error, asyncio.CancelledError):
+        raise error
