@@ -1,0 +1,5 @@
+"""``python -m pkb``: the command line without installation."""
+
+from pkb.cli import main
+
+main()

@@ -1,0 +1,262 @@
+"""``pkb sweep``: wire configuration, store, models, Ray and the driver together, and say how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pkb import problem as known
+from pkb.config import Config
+from pkb.errors import HarnessError, UserError
+from pkb.records import AttemptKey
+from pkb.store import reader
+from pkb.store import run as runs
+from pkb.store.writer import RunStore
+from pkb.sweep import plan as plans
+from pkb.sweep.driver import Conversation, Driver, History
+from pkb.sweep.plan import Plan
+from pkb.sweep.progress import Progress
+from pkb.sweep.recorder import Recorder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REASONS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a session ended. problem: the harness's or machine's failure that stopped it, if one did."""
+
+    interrupted: bool = False
+    problem: str = ""
+
+
+def run_sweep(config: Config, as_json: bool = False) -> int:
+    """One session of the run that the configuration names; returns the exit code.
+
+    0: every attempt has its verdict. 1: some have none yet (the list is printed; the same command tries them again). 3: the
+    session could not go on. 130: interrupted. Raises UserError for bad input, before anything is written.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True) if as_json else Console()
+    run = config.run_path()
+    problems = config.problem_names()
+    _check_problems(config, problems)
+    if config.agent.max_turns > 1:
+        raise UserError(f"agent.max_turns={config.agent.max_turns}: this version asks once per attempt; set agent.max_turns=1")
+    runs.check(run, config)
+    models = _models(run, config)
+    with RunStore(run) as store:
+        plan = plans.make(run, _run_name(run), list(models), problems, config.attempts)
+        _check_keys(config, plan)
+        runs.write(run, config, {"models": list(models.values()), "problems": problems})
+        store.supersede("generations", plan.retry_generations)
+        store.supersede("evaluations", plan.retry_evaluations)
+        ending = _work(config, plan, store, console)
+    return _conclude(run, plan, ending, console, as_json)
+
+
+def _work(config: Config, plan: Plan, store: RunStore, console: Console) -> Ending:
+    left = int((~plan.judged).sum())
+    if not left:
+        console.print(f"{store.path}: all {plan.total} attempts are judged", soft_wrap=True, highlight=False)
+        return Ending()
+    console.print(
+        f"{store.path}: {left} of {plan.total} attempts to do ({len(plan.models)} models x {len(plan.problems)} problems x "
+        f"{plan.attempts} attempts)",
+        soft_wrap=True,
+        highlight=False,
+    )
+    try:
+        return asyncio.run(_session(config, plan, store, console))
+    except HarnessError as error:
+        return Ending(problem=str(error))
+
+
+async def _session(config: Config, plan: Plan, store: RunStore, console: Console) -> Ending:
+    from pkb.sweep import view
+    from pkb.sweep.cluster import RayBackend
+
+    progress = Progress()
+    recorder = Recorder(store, progress.notice)
+    handler = _log_to(store.path / "sweep.log")
+    backend = RayBackend(config, progress.notice)
+    generator, models = _generator(config, plan)
+    driver = Driver(config, plan, recorder, generator, backend, models, single_shot(config), progress)
+    interrupted = _interruptible()
+    watching = asyncio.create_task(view.follow(progress, store.path, console))
+    ending = Ending()
+    try:
+        work = asyncio.create_task(_connect_and_run(backend, driver, plan, store.path))
+        await asyncio.wait({work, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if interrupted.done():
+            progress.state = "stopping"
+            work.cancel()
+            ending = Ending(interrupted=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+    finally:
+        await backend.close()
+        if generator is not None:
+            await generator.close()
+        progress.state = "interrupted" if ending.interrupted else "ended"
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        view.save(progress, store.path)
+        logging.getLogger("pkb").removeHandler(handler)
+        handler.close()
+    return ending
+
+
+async def _connect_and_run(backend: Any, driver: Driver, plan: Plan, run: Path) -> None:
+    await backend.connect()
+    await driver.run(plans.unjudged(run, plan))
+
+
+def single_shot(config: Config) -> Conversation:
+    """One question per attempt: the problem's prompt."""
+    from pkb import prompt
+
+    cache: dict[str, list[dict[str, Any]]] = {}
+
+    def ask(key: AttemptKey, history: History) -> list[dict[str, Any]] | None:
+        if history:
+            return None
+        if key.problem not in cache:
+            cache[key.problem] = prompt.messages(key.problem, config)
+        return [dict(message) for message in cache[key.problem]]
+
+    return ask
+
+
+def _generator(config: Config, plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """The client and the models it knows, when there is anything to ask; importing it takes seconds."""
+    if not any(plan.count_to_generate(model) for model in plan.models):
+        return None, {}
+    from pkb.generate.client import Client
+    from pkb.generate.models import load_models
+
+    models = load_models(config.models)
+    return Client(config.generation, models), {model.name: model for model in models}
+
+
+def _models(run: Path, config: Config) -> dict[str, dict[str, Any]]:
+    """Name -> description of the run's models: as the run has them, else as the configuration names them. No keys in it."""
+    if (run / runs.FILE).exists():
+        stored = runs.read(run).get("models") or []
+        if stored:
+            return {model["name"]: model for model in stored}
+    from pkb.generate.models import load_models
+
+    return {m.name: dataclasses.asdict(m) for m in load_models(config.models, need_keys=False)}
+
+
+def _check_keys(config: Config, plan: Plan) -> None:
+    """Raise UserError when a model that is to be asked is unknown or has no key, before anything is written."""
+    if any(plan.count_to_generate(model) for model in plan.models):
+        from pkb.generate.models import load_models
+
+        load_models(config.models)
+
+
+def _check_problems(config: Config, problems: Sequence[str]) -> None:
+    """Raise UserError, naming all of them, when problems cannot run with this world size and size."""
+    reasons = []
+    for name in problems:
+        try:
+            known.load(name).shape(config.ranks, config.size.preset, config.dtype, config.size.dims)
+        except UserError as error:
+            reasons.append(str(error))
+    if reasons:
+        more = f" (and {len(reasons) - 1} more like it)" if len(reasons) > 1 else ""
+        raise UserError(f"{reasons[0]}{more}; leave it out of problems=[...] or change ranks or size")
+
+
+def _run_name(run: Path) -> str:
+    return str(runs.read(run)["run"]) if (run / runs.FILE).exists() else run.resolve().name
+
+
+def _interruptible() -> asyncio.Future[None]:
+    """Done at the first SIGINT or SIGTERM; a second one kills."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[None] = loop.create_future()
+
+    def ask() -> None:
+        if not asked.done():
+            asked.set_result(None)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+    return asked
+
+
+def _log_to(path: Path) -> logging.Handler:
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("pkb").addHandler(handler)
+    logging.getLogger("pkb").propagate = False
+    return handler
+
+
+def _conclude(run: Path, plan: Plan, ending: Ending, console: Console, as_json: bool) -> int:
+    from pkb.analyze import tables
+
+    missing = _missing(run, plan)
+    code = 130 if ending.interrupted else 3 if ending.problem else 1 if missing else 0
+    if as_json:
+        from pkb.show import json_text
+
+        summary = tables.summary([run])
+        rows = summary.to_dicts() if hasattr(summary, "to_dicts") else summary
+        print(
+            json_text(
+                {"run": str(run), "complete": not missing, "missing": missing, "problem": ending.problem, "summary": rows}
+            )
+        )
+    else:
+        tables.print_summary(run, console)
+        console.print(f"run directory: {run}", soft_wrap=True, highlight=False)
+    sys.stdout.flush()
+    said = "interrupted" if ending.interrupted else ending.problem
+    if said:
+        print(f"pkb: {said}; the same command continues this run" if ending.interrupted else f"pkb: {said}", file=sys.stderr)
+    if missing:
+        total = sum(missing.values())
+        print(
+            f"pkb: incomplete: {total} of {plan.total} attempts have no outcome; the same command tries them again",
+            file=sys.stderr,
+        )
+        for reason, count in list(missing.items())[:REASONS_SHOWN]:
+            print(f"  {count} x {reason}", file=sys.stderr)
+    return code
+
+
+def _missing(run: Path, plan: Plan) -> dict[str, int]:
+    """Why attempts have no outcome -> how many, the most frequent first."""
+    import polars as pl
+
+    now = plans.make(run, plan.run, plan.models, plan.problems, plan.attempts)
+    if now.judged.all():
+        return {}
+    rows = reader.scan(run, "generations").filter(~pl.col("status").is_in(plans.COUNTED["generations"]))
+    failed = rows.group_by("model", "status", error=pl.col("error").str.slice(0, 160)).len().collect().to_dicts()
+    reasons = {f"{r['model']}: {r['status']}" + (f" ({r['error']})" if r["error"] else ""): r["len"] for r in failed}
+    broken = reader.scan(run, "evaluations").filter(~pl.col("verdict").is_in(plans.COUNTED["evaluations"]))
+    broken_rows = broken.group_by("model", error=pl.col("detail").str.slice(0, 160)).len().collect().to_dicts()
+    reasons |= {f"{r['model']}: harness_error ({r['error']})": r["len"] for r in broken_rows}
+    rest = int((~now.judged).sum()) - sum(reasons.values())
+    if rest > 0:
+        reasons["not reached"] = rest
+    return dict(sorted(reasons.items(), key=lambda item: -item[1]))
