@@ -1,5 +1,7 @@
 """Problem 067: push of sparse embedding gradients. The harness's side: sizes, inputs, tolerance, cost."""
 
+import math
+
 import torch
 
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
@@ -20,7 +22,7 @@ def make_inputs(ctx: Context) -> tuple:
 
     # Log-uniform ranks follow Zipf's law; an affine map spreads them over the table.
     span = z.num_nodes - world
-    place = torch.exp2(ctx.own.uniform(0.0, 1.0, n, dtype=torch.float64) * torch.log2(torch.tensor(float(span)))).long() - 1
+    place = torch.exp2(ctx.own.uniform(0.0, 1.0, n, dtype=torch.float64) * math.log2(span)).long() - 1
     idx = (place.clamp(0, span - 1) * 7919 + ctx.shared.integer(0, span)) % span
     favoured = ctx.own.uniform(0.0, 1.0, n, dtype=torch.float32) < (2.0 if ctx.variant == "edge" else 0.25)
     idx = torch.where(favoured, idx - idx % world + hot, idx)
