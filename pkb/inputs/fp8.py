@@ -35,4 +35,18 @@ def delayed_scaling(ctx: Context, count: int, entries: int) -> tuple[Any, Any]:
             history[slot] = values.square().mean().sqrt() * 448.0 * 512.0 / subnormal_steps
         elif rolls_out:
             history[0] = 50.0 * values.abs().max()
-    return values.to(ctx.dtype), history.to(torch.bfloat16)
+    values, history = values.to(ctx.dtype), history.to(torch.bfloat16)
+    return without_ties(values, history), history
+
+
+def without_ties(values: Any, history: Any) -> Any:
+    """The values with zero in place of those so near the middle of two FP8 numbers that a few ulp of the scale decide.
+
+    A kernel that multiplies by the reciprocal of the scale, or divides approximately, then rounds as the reference does.
+    """
+    import torch
+
+    amax = values.abs().max().to(history.dtype)
+    scale = torch.maximum(history[1:].max(), amax).clamp(min=1e-12).float() / 448.0
+    down, up = (((values.float() / scale) * (1 + d)).to(torch.float8_e4m3fn).float() for d in (-(2.0**-20), 2.0**-20))
+    return torch.where(down == up, values, torch.zeros_like(values))
