@@ -88,7 +88,9 @@ class GenerationConfig:
     """Calls to models, whatever the model."""
 
     max_in_flight: int = 64
-    max_retries: int = 6
+    max_retries: int = 6  # of failed calls; rate limits and timeouts have bounds of their own
+    max_rate_limited: int = 50  # a rejected call costs nothing but time
+    max_timeouts: int = 1  # a call that took all its time was probably billed
     retry_seconds: float = 2.0  # first back-off; doubles, with jitter, up to retry_cap_seconds
     retry_cap_seconds: float = 120.0
     outage_failures: int = 8  # failures in a row that pause a model
