@@ -1,0 +1,143 @@
+"""What a provider's own JSON says about an answer, before litellm has put it into another form.
+
+Read from the three shapes there are (OpenAI's, Anthropic's, Gemini's), as one document or as the events of a stream.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+#: Events of a stream that can hold more than text; others are not parsed, an answer may have 100,000 of them. A quotation mark
+#: inside JSON text is escaped, so an answer that talks about these keys does not match.
+_TELLING = re.compile(
+    rb'"(?:finish_reason|stop_reason|finishReason|blockReason|refusal)"\s*:\s*"|"(?:usage|usageMetadata|error)"\s*:\s*[{"]|"type"\s*:\s*"message_stop"'
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """valid: the body is JSON of a known shape. choices: answers in it. finish_reason: in the provider's own words, empty when
+    it gave none. refusal: text of an explicit refusal. usage: as sent, empty when none came. error: the error object of a
+    response that is otherwise a success. done: a stream said that it is at its end.
+    """
+
+    valid: bool = False
+    choices: int = 0
+    finish_reason: str = ""
+    refusal: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: Any = None
+    done: bool = False
+
+
+def facts_of_json(body: bytes) -> Facts:
+    """Facts of a response that is one document."""
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return Facts()
+    if isinstance(data, list) and len(data) == 1:  # Gemini sends errors so
+        data = data[0]
+    return replace(_facts(data), done=True) if isinstance(data, dict) else Facts()
+
+
+def read_event(facts: Facts, data: bytes) -> Facts:
+    """The facts so far with those of one more event (its ``data:`` without the prefix)."""
+    if data == b"[DONE]":
+        return replace(facts, done=True)
+    if facts.valid and not _TELLING.search(data):
+        return facts
+    try:
+        event = json.loads(data)
+    except ValueError:
+        return facts
+    if not isinstance(event, dict):
+        return facts
+    new = _facts(event)
+    return Facts(
+        valid=facts.valid or new.valid,
+        choices=max(facts.choices, new.choices),
+        finish_reason=new.finish_reason or facts.finish_reason,
+        refusal=facts.refusal + new.refusal,
+        usage={**facts.usage, **new.usage},
+        error=facts.error or new.error,
+        done=facts.done or event.get("type") == "message_stop",
+    )
+
+
+def _facts(data: dict[str, Any]) -> Facts:
+    error = data.get("error") or (data if data.get("type") == "error" else None)
+    if isinstance(data.get("choices"), list):
+        return _openai(data, error)
+    if "candidates" in data or "promptFeedback" in data or "usageMetadata" in data:
+        return _gemini(data, error)
+    if data.get("type") in ("message", "message_start", "message_delta") or "stop_reason" in data:
+        return _anthropic(data, error)
+    known = error is not None or data.get("type") in (
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "ping",
+    )
+    return Facts(valid=known, usage=_mapping(data.get("usage")), error=error)
+
+
+def _openai(data: dict[str, Any], error: Any) -> Facts:
+    choices = [c for c in data["choices"] if isinstance(c, dict)]
+    first = choices[0] if choices else {}
+    message = _mapping(first.get("message")) or _mapping(first.get("delta"))
+    return Facts(
+        valid=True,
+        choices=len(choices),
+        finish_reason=str(first.get("finish_reason") or ""),
+        refusal=str(message.get("refusal") or ""),
+        usage=_mapping(data.get("usage")),
+        error=error or first.get("error"),
+    )
+
+
+def _anthropic(data: dict[str, Any], error: Any) -> Facts:
+    inner = _mapping(data.get("message")) or _mapping(data.get("delta")) or data
+    return Facts(
+        valid=True,
+        choices=1,
+        finish_reason=str(inner.get("stop_reason") or ""),
+        usage={**_mapping(inner.get("usage")), **_mapping(data.get("usage"))},
+        error=error,
+    )
+
+
+def _gemini(data: dict[str, Any], error: Any) -> Facts:
+    candidates = [c for c in data.get("candidates") or [] if isinstance(c, dict)]
+    finish = str(candidates[0].get("finishReason") or "") if candidates else ""
+    blocked = str(_mapping(data.get("promptFeedback")).get("blockReason") or "")
+    return Facts(
+        valid=True,
+        choices=len(candidates),
+        finish_reason=finish or blocked,
+        usage=_mapping(data.get("usageMetadata")),
+        error=error,
+    )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def tokens_of(usage: dict[str, Any]) -> dict[str, int]:
+    """Tokens by kind out of a usage object in any of the three shapes; kinds as in ``answer.count_tokens``."""
+
+    def first(*names: str) -> int:
+        return next((int(usage[n]) for n in names if isinstance(usage.get(n), int | float)), 0)
+
+    details = _mapping(usage.get("prompt_tokens_details"))
+    completion = _mapping(usage.get("completion_tokens_details"))
+    return {
+        "prompt_tokens": first("prompt_tokens", "input_tokens", "promptTokenCount"),
+        "cached_tokens": int(details.get("cached_tokens") or 0),
+        "completion_tokens": first("completion_tokens", "output_tokens", "candidatesTokenCount"),
+        "reasoning_tokens": int(completion.get("reasoning_tokens") or 0),
+    }
