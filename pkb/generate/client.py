@@ -1,78 +1,286 @@
-"""Calls to models: one question in, one Generation out."""
+"""Asking models: every question gets exactly one Generation, and what was paid for is neither lost nor bought twice.
+
+The way of one question: budget -> the model's lane (places, rate, outage) -> a place among all calls -> one request under our
+own deadline -> its outcome. A failure is classified by what the provider said; it is asked again, or ends the question, or the
+model. Notes on the choices: ``docs/generation.md``.
+"""
 
 from __future__ import annotations
 
-import os
+import asyncio
+import hashlib
+import json
+import secrets
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from pkb.config import GenerationConfig
+from pkb.config import BudgetConfig, GenerationConfig
+from pkb.errors import UserError
 from pkb.extract import extract
-from pkb.generate import replay
+from pkb.generate import failures, library, replay
+from pkb.generate.answer import Answer, judge
+from pkb.generate.budget import Budget, Spent
+from pkb.generate.call import call, parameters_of
+from pkb.generate.facts import tokens_of
+from pkb.generate.failures import Failure, Kind
+from pkb.generate.lane import Lane
+from pkb.generate.limits import backoff
 from pkb.generate.models import Model
+from pkb.generate.prices import cost_usd, table_version
+from pkb.generate.secrets import Redactor
+from pkb.generate.wire import Exchange, Spool, exchange
 from pkb.prompt import prompt_hash
 from pkb.records import AttemptKey, Generation
 from pkb.verdict import GenerationStatus
 
 
-class Client:
-    """Asks models; one per run, used from one event loop."""
+@dataclass
+class _Question:
+    """One question on its way to an answer."""
 
-    def __init__(self, config: GenerationConfig, models: Sequence[Model]) -> None:
+    model: Model
+    key: AttemptKey
+    messages: list[dict[str, Any]]
+    name: str  # in the spool, and as idempotency key
+    prompt: str
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    kinds: Counter[Kind] = field(default_factory=Counter)
+    tries: int = 0
+    answered: int = 0  # tries that the provider answered for certain, with a failure
+    wasted: list[dict[str, Any]] = field(default_factory=list)  # tokens billed for tries without an answer
+    sent: dict[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    """Asks models; one per session of a run, used from one event loop.
+
+    earlier: by model, what earlier sessions of the run spent, counted into the budget. spool: a folder (in the run directory)
+    where complete responses wait until their row is durable; call ``forget`` then. Without it a killed process loses them.
+    Raises UserError when a budget in dollars is set and a model's price is unknown.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        models: Sequence[Model],
+        budget: BudgetConfig | None = None,
+        *,
+        earlier: Mapping[str, Spent] | None = None,
+        spool: Path | None = None,
+    ) -> None:
         self._config = config
-        self._models = {m.name: m for m in models}
-        self._litellm = _litellm()
+        self._litellm = library.load()
+        self._redact = Redactor(models)
+        self._spool = Spool(spool, self._redact.values) if spool else None
+        self._identity = self._spool.identity if self._spool else secrets.token_hex(8)
+        self._lanes = {m.name: Lane(m, config) for m in models}
+        self._budget = Budget(budget or BudgetConfig(), {m.name: m.budget_usd for m in models}, earlier)
+        for model in models:
+            if self._lanes[model.name].prices is None and (model.budget_usd or (budget and budget.cost_usd)):
+                raise UserError(
+                    f"the price of '{model.name}' is unknown, so a budget in dollars cannot hold; add prices to its entry"
+                )
+        self._places = asyncio.Semaphore(config.max_in_flight)
+        self._connections: library.Connections | None = None
+
+    def unavailable(self, name: str) -> str | None:
+        """Why this model is not asked any more in this session (bad key, outage, budget), in one line; None while it is."""
+        return self._lanes[name].stopped or self._budget.exhausted(name)
 
     async def generate(self, model: Model, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
-        """The model's answer to one conversation."""
-        prompt = messages[-1]["content"]
-        started = time.monotonic()
-        sent: dict[str, Any] = {"model": model.model, "max_tokens": model.max_tokens}
-        extra: dict[str, Any] = {}
-        if model.provider == replay.PROVIDER:
-            extra["recording"] = (model, key.problem, key.attempt, key.turn)
-        try:
-            response = await self._litellm.acompletion(
-                messages=messages, max_retries=0, num_retries=0, timeout=model.timeout_seconds, **sent, **extra
-            )
-        except Exception as error:
-            return Generation(
-                key, GenerationStatus.PROVIDER_ERROR, prompt, prompt_hash(prompt), sent=sent, error=str(error).splitlines()[0]
-            )
-        choice = response.choices[0]
-        answer = choice.message.content or ""
-        truncated = choice.finish_reason == "length"
-        found = extract(answer, truncated)
-        status = GenerationStatus.TRUNCATED if truncated else GenerationStatus.OK if answer else GenerationStatus.EMPTY
-        return Generation(
-            key,
-            status,
-            prompt,
-            prompt_hash(prompt),
-            answer=answer,
-            source=found.source,
-            extraction=found.reason or found.status.value,
-            finish_reason=choice.finish_reason,
-            sent=sent,
-            usage=response.usage.model_dump(),
-            cost_usd=0.0 if model.provider == replay.PROVIDER else None,
-            seconds=time.monotonic() - started,
-            request_id=response.id,
-        )
+        """The model's answer to a conversation, with what it cost.
+
+        Never raises for a provider's fault: after the last try the status is ``provider_error`` and ``error`` says why. tries is 0
+        when nothing was asked because the model is unavailable; such an outcome need not be stored.
+        """
+        question = self._question(model, key, messages)
+        while True:
+            if reason := self.unavailable(model.name):
+                return self._unanswered(question, f"not asked{' again' if question.tries else ''}: {reason}")
+            try:
+                generation = await self._try(question)
+                if generation is not None:
+                    return generation
+            except Failure as failure:
+                if failure.kind is Kind.FILTERED:
+                    return self._unanswered(question, str(failure), GenerationStatus.FILTERED)
+                if not self._again(question, failure):
+                    return self._unanswered(question, str(failure))
+                if not self.unavailable(model.name):
+                    await asyncio.sleep(self._wait(question, failure))
+
+    def forget(self, key: AttemptKey) -> None:
+        """The row of this key is durable: its kept response is not needed any more."""
+        if self._spool:
+            self._spool.discard(_name(key))
+
+    def spent(self) -> dict[str, Spent]:
+        """By model, what has been spent so far, earlier sessions included."""
+        return dict(self._budget.spent)
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close all connections."""
+        if self._connections:
+            await self._connections.close()
+
+    def _question(self, model: Model, key: AttemptKey, messages: list[dict[str, Any]]) -> _Question:
+        prompt = messages[0]["content"] if len(messages) == 1 else json.dumps(messages, ensure_ascii=False)
+        return _Question(model, key, messages, _name(key), prompt)
+
+    async def _try(self, question: _Question) -> Generation | None:
+        """One call, under all limits; None when the model became unavailable while this waited for its turn.
+
+        Raises Failure when the call brings no answer.
+        """
+        model, lane = question.model, self._lanes[question.model.name]
+        if model.provider == replay.PROVIDER and replay.find(model, *_asked(question.key)) is None:
+            raise Failure(Kind.REQUEST, "no answer to this question was recorded")
+        foreseen = len(question.prompt) // 4 + min(model.max_tokens, 4096)
+        worst = {"prompt_tokens": len(question.prompt) // 3, "cached_tokens": 0, "completion_tokens": model.max_tokens}
+        first = cost_usd(lane.prices, worst) or 0.0
+        async with self._budget.reserve(model.name, first, foreseen), lane.place(foreseen) as epoch, self._places:
+            if self.unavailable(model.name):
+                return None
+            question.tries += 1
+            started = time.monotonic()
+            with exchange(question.name, self._spool, model.provider in library.CARRIED) as record:
+                try:
+                    answer = await self._ask(question, record)
+                except Failure as failure:
+                    self._failed(question, lane, epoch, failure, record, time.monotonic() - started)
+                    raise
+            seconds = record.seconds if record.seconds is not None else time.monotonic() - started
+            lane.success(epoch)
+            lane.settle(foreseen, answer.usage["prompt_tokens"] + answer.usage["completion_tokens"])
+            return self._answered(question, lane, answer, record, seconds)
+
+    async def _ask(self, question: _Question, record: Exchange) -> Answer:
+        model = question.model
+        arguments = self._arguments(question)
+        deadline = asyncio.timeout(model.timeout_seconds)
+        try:
+            async with deadline:
+                reply = await call(self._litellm, model, question.messages, arguments)
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                what = "no answer" if deadline.expired() else f"silent for {model.idle_seconds:g} s"
+                raise Failure(Kind.TIMEOUT, f"{what} within {model.timeout_seconds:g} s") from None
+            raise failures.of_exception(error, record) from None
+        finally:
+            question.sent = record.request if record.recorded else parameters_of(model)
+        return judge(reply, record)
+
+    def _arguments(self, question: _Question) -> dict[str, Any]:
+        model = question.model
+        if self._connections is None:
+            self._connections = library.Connections(self._litellm, self._config.max_in_flight + 8)
+        if model.provider == replay.PROVIDER:
+            return {"recording": (model, *_asked(question.key))}
+        arguments = self._connections.arguments(model)
+        if model.idempotency_header:
+            # The same while nobody knows what became of the question, another once the provider has said that it failed.
+            value = f"pkb-{self._identity}-{question.name}-{question.answered}"
+            arguments["extra_headers"] = {model.idempotency_header: value}
+        return arguments
+
+    def _failed(self, question: _Question, lane: Lane, epoch: int, failure: Failure, record: Exchange, seconds: float) -> None:
+        """Account for a try without an answer."""
+        lane.failure(epoch, failure)
+        question.kinds[failure.kind] += 1
+        question.answered += record.status > 0
+        note = {"kind": failure.kind.value, "status": failure.status, "message": self._redact(failure.message)}
+        question.failures.append(
+            {**note, "seconds": round(seconds, 3), "retry_after": failure.retry_after, "request_id": record.request_id}
+        )
+        if self._spool:
+            self._spool.discard(question.name)
+        if record.facts.usage:
+            tokens = tokens_of(record.facts.usage)
+            question.wasted.append(tokens)
+            self._budget.charge(
+                lane.model.name, cost_usd(lane.prices, tokens) or 0.0, tokens["prompt_tokens"] + tokens["completion_tokens"]
+            )
+
+    def _again(self, question: _Question, failure: Failure) -> bool:
+        """Whether to ask once more after this failure."""
+        kinds, config = question.kinds, self._config
+        if (
+            not failure.kind.retried
+            or kinds[Kind.TIMEOUT] > config.max_timeouts
+            or kinds[Kind.RATE_LIMIT] > config.max_rate_limited
+        ):
+            return False
+        return sum(n for kind, n in kinds.items() if kind is not Kind.RATE_LIMIT) <= config.max_retries
+
+    def _wait(self, question: _Question, failure: Failure) -> float:
+        config = self._config
+        return backoff(sum(question.kinds.values()), config.retry_seconds, config.retry_cap_seconds, failure.retry_after)
+
+    def _answered(self, question: _Question, lane: Lane, answer: Answer, record: Exchange, seconds: float) -> Generation:
+        counted = not answer.usage["estimated"]
+        cost = cost_usd(lane.prices, answer.usage)
+        self._budget.charge(lane.model.name, cost or 0.0, answer.usage["prompt_tokens"] + answer.usage["completion_tokens"])
+        text = self._redact(answer.text)
+        truncated = answer.status is GenerationStatus.TRUNCATED
+        found = extract(text, truncated) if answer.status in (GenerationStatus.OK, GenerationStatus.TRUNCATED) else None
+        return self._generation(
+            question,
+            answer.status,
+            answer=text,
+            reasoning=self._redact(answer.reasoning),
+            source=found.source if found else None,
+            extraction=(found.reason or found.status.value) if found else answer.status.value,
+            finish_reason=answer.finish_reason,
+            usage=self._usage(question, lane, answer.usage),
+            cost_usd=self._total_cost(question, lane, cost if counted or cost == 0 else None),
+            seconds=seconds,
+            request_id=self._redact(answer.request_id),
+        )
+
+    def _unanswered(
+        self, question: _Question, error: str, status: GenerationStatus = GenerationStatus.PROVIDER_ERROR
+    ) -> Generation:
+        lane = self._lanes[question.model.name]
+        cost = self._total_cost(question, lane, 0.0) if question.wasted else None
+        usage = self._usage(question, lane, {}) if question.failures else {}
+        return self._generation(
+            question, status, usage=usage, cost_usd=cost, error=self._redact(error), extraction=status.value
+        )
+
+    def _generation(self, question: _Question, status: GenerationStatus, **values: Any) -> Generation:
+        sent = {"model": question.model.model, **question.sent}
+        return Generation(
+            question.key,
+            status,
+            question.prompt,
+            prompt_hash(question.prompt),
+            sent=self._redact.mapping(sent),
+            tries=question.tries,
+            **values,
+        )
+
+    def _usage(self, question: _Question, lane: Lane, tokens: Mapping[str, Any]) -> dict[str, Any]:
+        usage = {**tokens, "prices": table_version(lane.model.prices is not None) if lane.prices else None}
+        if question.failures:
+            usage["failed_tries"] = question.failures
+        if question.wasted:
+            usage["wasted"] = question.wasted
+        return self._redact.mapping(usage)
+
+    @staticmethod
+    def _total_cost(question: _Question, lane: Lane, cost: float | None) -> float | None:
+        """Dollars of the answer and of the tries before it that were billed."""
+        wasted = [cost_usd(lane.prices, tokens) for tokens in question.wasted]
+        return None if cost is None or any(w is None for w in wasted) else cost + sum(w for w in wasted if w is not None)
 
 
-def _litellm() -> Any:
-    """litellm, imported without reaching for the network, logging nothing and reporting to nobody."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    os.environ.setdefault("LITELLM_LOG", "ERROR")
-    import litellm
+def _name(key: AttemptKey) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
 
-    litellm.telemetry = False
-    litellm.suppress_debug_info = True
-    litellm.drop_params = True
-    litellm.custom_provider_map = [{"provider": replay.PROVIDER, "custom_handler": replay.handler()}]
-    return litellm
+
+def _asked(key: AttemptKey) -> tuple[str, int, int]:
+    return key.problem, key.attempt, key.turn

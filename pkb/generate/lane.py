@@ -1,0 +1,84 @@
+"""The state of one model within a run: its limits, its outages, and whether it is still asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+
+from pkb.config import GenerationConfig
+from pkb.generate.failures import Failure, Kind
+from pkb.generate.limits import Breaker, Bucket
+from pkb.generate.models import Model
+from pkb.generate.prices import prices_of
+
+#: A provider that asks for a longer wait than this (seconds) is asked again in another session.
+LONGEST_WAIT = 3600.0
+
+
+class Lane:
+    """One model's lane. stopped: why it is not asked any more in this session, or None."""
+
+    def __init__(self, model: Model, config: GenerationConfig) -> None:
+        self.model = model
+        self.prices = prices_of(model)
+        self.breaker = Breaker(config.outage_failures, config.outage_seconds, config.outage_pauses)
+        self._stopped: str | None = None
+        self._rejected = 0
+        self._most_rejected = config.outage_failures
+        self._free_at = 0.0  # time.monotonic() until which the provider wants quiet
+        self._places = asyncio.Semaphore(model.max_parallel) if model.max_parallel else contextlib.nullcontext()
+        # Requests are spaced, with at most a second's worth at once: a minute's worth would break limits that are checked in
+        # shorter windows.
+        self._requests = Bucket(model.rpm, burst=max(1.0, model.rpm / 60))
+        self._tokens = Bucket(model.tpm, burst=float(model.tpm))
+
+    @property
+    def stopped(self) -> str | None:
+        if self._stopped is None and self.breaker.exhausted:
+            return f"the provider is out of service ({self.breaker.pauses} pauses in a row)"
+        return self._stopped
+
+    @contextlib.asynccontextmanager
+    async def place(self, tokens: float) -> AsyncIterator[int]:
+        """Wait until a call of about this many tokens may start; the block is the call. Gives the breaker's epoch."""
+        async with self._places:
+            await self._requests.take()
+            await self._tokens.take(tokens)
+            while self.stopped is None and (wait := self._free_at - time.monotonic()) > 0:
+                await asyncio.sleep(wait + random.random())  # not all in the same instant
+            epoch = await self.breaker.admit()
+            try:
+                yield epoch
+            except asyncio.CancelledError:
+                self.breaker.forgo(epoch)
+                raise
+
+    def settle(self, foreseen: float, tokens: float) -> None:
+        """A call has used this many tokens."""
+        self._tokens.settle(tokens - foreseen)
+
+    def success(self, epoch: int) -> None:
+        """The provider answered."""
+        self._rejected = 0
+        self.breaker.success(epoch)
+
+    def failure(self, epoch: int, failure: Failure) -> None:
+        """The provider did not: draw what follows for the calls to come."""
+        if failure.kind.outage:
+            self.breaker.failure(epoch)
+            return
+        self.breaker.success(epoch)  # it is in service: it said no
+        wait = failure.retry_after or 0.0
+        if failure.kind is Kind.ACCESS:
+            self._stopped = self._stopped or str(failure)
+        elif failure.kind is Kind.RATE_LIMIT and wait > LONGEST_WAIT:
+            self._stopped = self._stopped or f"the provider asks to wait {wait / 3600:.1f} h ({failure.message})"
+        elif failure.kind is Kind.RATE_LIMIT:
+            self._free_at = max(self._free_at, time.monotonic() + wait)
+        elif failure.kind is Kind.REQUEST:
+            self._rejected += 1
+            if self._rejected >= self._most_rejected:
+                self._stopped = f"the provider rejects every request: {failure}"

@@ -1,0 +1,77 @@
+"""litellm as this project uses it: no look into the network on import, no telemetry, no log, every request through ``wire``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+from pkb.generate import replay
+from pkb.generate.models import Model
+from pkb.generate.wire import Transport
+
+#: Providers that litellm calls through a handler of its own, which takes our client as an argument. The others that matter go
+#: through the OpenAI library, which takes the session that is set globally. A provider in neither set works, unrecorded.
+OWN_HANDLER = {
+    "anthropic",
+    "bedrock",
+    "deepseek",
+    "fireworks_ai",
+    "gemini",
+    "groq",
+    "hosted_vllm",
+    "minimax",
+    "mistral",
+    "openrouter",
+    "together_ai",
+    "xai",
+}
+OPENAI_LIBRARY = {"openai", "azure", "moonshot", "zai", "dashscope"}
+#: Providers whose requests pass through our transport.
+CARRIED = OWN_HANDLER | OPENAI_LIBRARY
+
+
+def load() -> Any:
+    """litellm, configured; the first call imports it (seconds)."""
+    # Both are read on import. Without the first a price map is fetched; without the second a finished stream of equal chunks
+    # is taken for a model that repeats itself, and a table of zeros is just that.
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    os.environ["REPEATED_STREAMING_CHUNK_LIMIT"] = str(10**9)
+    warnings.filterwarnings("ignore", module=r"(litellm|pydantic)\b")  # between the two of them; no user can act on it
+    import litellm
+
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    litellm.drop_params = True  # what was dropped shows in what was sent
+    litellm.custom_provider_map = [{"provider": replay.PROVIDER, "custom_handler": replay.handler()}]
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "httpx"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by us, without keys
+    return litellm
+
+
+class Connections:
+    """The HTTP clients that litellm is given; of one event loop."""
+
+    def __init__(self, litellm: Any, most: int) -> None:
+        import httpx
+        from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
+
+        self._litellm = litellm
+        self._transport = Transport(most)
+        self._session = httpx.AsyncClient(transport=self._transport, follow_redirects=True, timeout=None)
+        self._handler = AsyncHTTPHandler(transport=self._transport)
+        litellm.in_memory_llm_clients_cache.flush_cache()  # clients cached there hold the session of an earlier loop
+        litellm.aclient_session = self._session
+
+    def arguments(self, model: Model) -> dict[str, Any]:
+        """What ``acompletion`` needs to use our transport for this model."""
+        return {"client": self._handler} if model.provider in OWN_HANDLER else {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._litellm.aclient_session is self._session:
+            self._litellm.aclient_session = None
+            self._litellm.in_memory_llm_clients_cache.flush_cache()
+        await self._session.aclose()
+        await self._transport.aclose()

@@ -1,0 +1,51 @@
+"""What an answer cost, and by which table."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pkb.generate.models import Model, Prices
+
+
+def prices_of(model: Model) -> Prices | None:
+    """The model's prices: its entry's own, else litellm's table; None when neither knows the model."""
+    if model.prices is not None:
+        return model.prices
+    import litellm
+
+    for name in (model.model, model.model.split("/", 1)[1]):
+        entry = litellm.model_cost.get(name)
+        if entry and entry.get("input_cost_per_token") is not None and entry.get("output_cost_per_token") is not None:
+            cached = entry.get("cache_read_input_token_cost")
+            return Prices(
+                entry["input_cost_per_token"] * 1e6,
+                entry["output_cost_per_token"] * 1e6,
+                cached * 1e6 if cached is not None else None,
+            )
+    return None
+
+
+def cost_usd(prices: Prices | None, usage: Mapping[str, Any]) -> float | None:
+    """Dollars for these tokens: (prompt - cached) x input + cached x cached_input + completion x output. None when unknown."""
+    if prices is None:
+        return None
+    cached = min(usage["cached_tokens"], usage["prompt_tokens"])
+    cached_price = prices.input if prices.cached_input is None else prices.cached_input
+    fresh = usage["prompt_tokens"] - cached
+    return (fresh * prices.input + cached * cached_price + usage["completion_tokens"] * prices.output) / 1e6
+
+
+@functools.cache
+def table_version(own: bool) -> str:
+    """Names the price table, so that a cost can be recomputed: ``conf`` or litellm's version and a hash of its table."""
+    if own:
+        return "conf"
+    import litellm
+
+    digest = hashlib.sha256(json.dumps(litellm.model_cost, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return f"litellm {importlib.metadata.version('litellm')} {digest}"
