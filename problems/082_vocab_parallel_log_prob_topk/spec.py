@@ -1,6 +1,6 @@
 """Problem 082: filtered log-probabilities from vocabulary-sharded logits. Sizes, inputs, tolerance, cost."""
 
-from pkb import filtered_logits
+from pkb.inputs import filtered_logits
 from pkb.problem import Context, Cost, Problem, Shape
 
 

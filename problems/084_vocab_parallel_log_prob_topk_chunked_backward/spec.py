@@ -2,7 +2,7 @@
 
 import math
 
-from pkb import filtered_logits
+from pkb.inputs import filtered_logits
 from pkb.problem import Context, Cost, Problem, Shape
 
 
