@@ -120,14 +120,17 @@ class Contestant:
         self.seat.synchronize()
         return {"sets": len(self.sets)}
 
-    def do_block(self, first: int, count: int, renew: bool, answer: bool) -> dict[str, Any]:
-        """Run ``count`` calls from set ``first`` on (around the end, with copies where ``renew``); hand over the last answer."""
+    def do_block(self, first: int, count: int, renew: bool, answer: bool, changed: list[int]) -> dict[str, Any]:
+        """Run ``count`` calls from set ``first`` on (around the end, with copies where ``renew``); hand over the last answer.
+
+        changed: which inputs belong to the answer because the problem changes them.
+        """
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
         nanoseconds, output = self.seat.block(self.solve, chosen)
         if answer:
-            self._answer(output, chosen[-1])
+            self._answer(output, [chosen[-1][i] if i in changed else None for i in range(len(chosen[-1]))])
         return {"ns": nanoseconds}
 
     def _answer(self, output: Any, inputs: list[Any]) -> None:

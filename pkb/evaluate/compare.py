@@ -74,6 +74,7 @@ class Expected:
     set_bytes: int
     names: list[str] = field(default_factory=list)
     problem: Problem | None = None
+    device: str = "cpu"  # where the arithmetic of comparing happens
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Judgement:
 Run = Callable[[list[Any]], tuple[Any, Any]]
 
 
-def expect(problem: Problem, inputs: list[Any], run: Run) -> Expected:
+def expect(problem: Problem, inputs: list[Any], run: Run, device: str = "cpu") -> Expected:
     """Run the reference on copies of ``inputs`` (and on float64 copies), and calibrate every output's tolerance.
 
     run: inputs -> (output, inputs after), both on the CPU.
@@ -108,7 +109,7 @@ def expect(problem: Problem, inputs: list[Any], run: Run) -> Expected:
         wide = _compared(problem, before, wide_output, wide_after)
     else:
         wide = compared
-    return _expected(problem, before, output, after, compared, wide, None)
+    return _expected(problem, before, output, after, compared, wide, None, device)
 
 
 def expect_like(problem: Problem, before: list[Any], answer: tuple[Any, Any], like: Expected) -> Expected:
@@ -118,11 +119,17 @@ def expect_like(problem: Problem, before: list[Any], answer: tuple[Any, Any], li
     """
     before = tree.to_device(before, "cpu")
     compared = _compared(problem, before, *answer)
-    return _expected(problem, before, *answer, compared, compared, like)
+    return _expected(problem, before, *answer, compared, compared, like, like.device)
 
 
 def judge(expected: Expected, output: Any, after: Any) -> Judgement:
-    """Compare a candidate's answer (as it came over the wire) with what is expected."""
+    """Compare a candidate's answer (as it came over the wire) with what is expected.
+
+    An input after the call that is None was not handed over and is not compared, unless the problem changes it.
+    """
+    after = [
+        w if g is None and i not in expected.mutates else g for i, (w, g) in enumerate(zip(expected.after, after, strict=False))
+    ]
     if fault := _structure_fault(expected, output, after):
         return Judgement(False, math.inf, fault)
     for i, (was, now) in enumerate(zip(expected.inputs, after, strict=True)):
@@ -132,14 +139,14 @@ def judge(expected: Expected, output: Any, after: Any) -> Judgement:
     found = _compared(expected.problem, expected.inputs, output, after)
     worst = Judgement(True, 0.0, "")
     for entry, (_, got) in zip(expected.entries, found, strict=True):
-        error, detail = _error(entry, got)
+        error, detail = _error(entry, got, expected.device)
         if error > worst.error:
             worst = Judgement(True, error, detail if error > 1.0 else "")
     return worst
 
 
 def _expected(
-    problem: Problem, before: list[Any], output: Any, after: Any, compared: Any, wide: Any, like: Expected | None
+    problem: Problem, before: list[Any], output: Any, after: Any, compared: Any, wide: Any, like: Expected | None, device: str
 ) -> Expected:
     names = [p.name for p in problem.parameters()][: len(before)]
     tolerances = problem.tolerance
@@ -150,7 +157,7 @@ def _expected(
         eps = _eps(problem, output, after, reference)
         calibration = Calibration()
         if truth is not None and like is None:
-            calibration = _calibrate(reference, truth, tolerance)
+            calibration = _calibrate(reference, truth, tolerance, device)
         elif truth is not None:
             assert like is not None
             known = like.entries[i].calibration if i < len(like.entries) else Calibration()
@@ -173,6 +180,7 @@ def _expected(
         inputs_bytes + sum(output_bytes),
         names,
         problem,
+        device,
     )
 
 
@@ -214,7 +222,7 @@ def _outline(x: Any) -> str:
     return repr(x)[:80]
 
 
-def _error(entry: Entry, got: Any) -> tuple[float, str]:
+def _error(entry: Entry, got: Any, device: str) -> tuple[float, str]:
     """(error in units of tolerance, description of the first failing element)."""
     if not isinstance(entry.reference, torch.Tensor):
         same = entry.reference == got or (isinstance(got, float) and math.isclose(got, entry.reference, rel_tol=1e-6))
@@ -225,7 +233,7 @@ def _error(entry: Entry, got: Any) -> tuple[float, str]:
         reference, got = _sorted_rows(reference), _sorted_rows(got)
     if entry.oracle is None:
         return _exact_error(entry.path, reference, got)
-    return _float_error(entry, reference, got, _dense(entry.oracle))
+    return _float_error(entry, reference, got, _dense(entry.oracle), device)
 
 
 def _exact_error(path: str, reference: torch.Tensor, got: torch.Tensor) -> tuple[float, str]:
@@ -240,16 +248,19 @@ def _exact_error(path: str, reference: torch.Tensor, got: torch.Tensor) -> tuple
     return math.inf, _place(path, reference, got, first, f"{share:.1%} of the elements differ; compared exactly")
 
 
-def _float_error(entry: Entry, reference: torch.Tensor, got: torch.Tensor, oracle: torch.Tensor) -> tuple[float, str]:
+def _float_error(
+    entry: Entry, reference: torch.Tensor, got: torch.Tensor, oracle: torch.Tensor, device: str
+) -> tuple[float, str]:
     tolerance, calibration, eps = entry.tolerance, entry.calibration, entry.eps
     F, f, scale = tolerance.factor, tolerance.floor_ulps, calibration.scale
     most_allowed = F * calibration.most * scale
     worst, where, squares, count = 0.0, 0, 0.0, 0
-    octave_squares = torch.zeros(OCTAVES, dtype=torch.float64)
-    octave_counts = torch.zeros(OCTAVES, dtype=torch.float64)
+    octave_squares = torch.zeros(OCTAVES, dtype=torch.float64, device=device)
+    octave_counts = torch.zeros(OCTAVES, dtype=torch.float64, device=device)
+    octave_most = calibration.octave_most.to(device) if calibration.octave_most is not None else octave_counts
     flat = (_real(reference), _real(got), _real(oracle))
     for start in range(0, flat[0].numel(), CHUNK):
-        r, c, o = (x[start : start + CHUNK].to(torch.float64) for x in flat)
+        r, c, o = (x[start : start + CHUNK].to(device).to(torch.float64) for x in flat)
         odd = ~torch.isfinite(r)
         bad = torch.where(
             odd, ~(((c == r) | (c.isnan() & r.isnan())) | (torch.isfinite(c) & torch.isfinite(o))), ~torch.isfinite(c)
@@ -265,9 +276,8 @@ def _float_error(entry: Entry, reference: torch.Tensor, got: torch.Tensor, oracl
             octave = _octave(o)
             octave_squares.index_add_(0, octave, e * e)
             octave_counts.index_add_(0, octave, torch.ones_like(e))
-            assert calibration.octave_most is not None
             unit = torch.exp2((octave - 64).to(torch.float64))
-            limit = F * calibration.octave_most[octave] * unit + f * eps * o.abs() + 1e-300
+            limit = F * octave_most[octave] * unit + f * eps * o.abs() + 1e-300
         else:
             limit = most_allowed + f * eps * (o.abs() + scale) + 1e-300
         ratio = e / limit
@@ -280,20 +290,21 @@ def _float_error(entry: Entry, reference: torch.Tensor, got: torch.Tensor, oracl
     if tolerance.elementwise and calibration.octave_rms is not None:
         unit = torch.exp2(torch.arange(OCTAVES, dtype=torch.float64) - 64)
         allowed = (F * calibration.octave_rms + 1.5 * f * eps / math.sqrt(12)) * unit
-        found = (octave_squares / octave_counts.clamp(min=1)).sqrt() / allowed
-        rms = max(rms, float(found[octave_counts >= FEW].max()) if (octave_counts >= FEW).any() else 0.0)
+        counts = octave_counts.cpu()
+        found = (octave_squares.cpu() / counts.clamp(min=1)).sqrt() / allowed
+        rms = max(rms, float(found[counts >= FEW].max()) if (counts >= FEW).any() else 0.0)
     error = max(worst, rms)
     kind = f"element error {worst:.3g} x and RMS error {rms:.3g} x what is allowed"
     return error, _place(entry.path, reference, got, where, kind) if error > 1.0 else ""
 
 
-def _calibrate(reference: Any, oracle: torch.Tensor, tolerance: Tolerance) -> Calibration:
+def _calibrate(reference: Any, oracle: torch.Tensor, tolerance: Tolerance, device: str) -> Calibration:
     r, o = _real(_dense(reference)), _real(_dense(oracle))
     squares = errors = most = 0.0
     count = 0
-    octave_squares, octave_counts, octave_most = (torch.zeros(OCTAVES, dtype=torch.float64) for _ in range(3))
+    octave_squares, octave_counts, octave_most = (torch.zeros(OCTAVES, dtype=torch.float64, device=device) for _ in range(3))
     for start in range(0, o.numel(), CHUNK):
-        a, b = r[start : start + CHUNK].to(torch.float64), o[start : start + CHUNK].to(torch.float64)
+        a, b = (x[start : start + CHUNK].to(device).to(torch.float64) for x in (r, o))
         use = torch.isfinite(a) & torch.isfinite(b)
         a, b = a[use], b[use]
         e = (a - b).abs()
@@ -310,6 +321,7 @@ def _calibrate(reference: Any, oracle: torch.Tensor, tolerance: Tolerance) -> Ca
     if not tolerance.elementwise:
         return Calibration(_over(math.sqrt(errors / count) if count else 0.0, scale), _over(most, scale), scale)
     unit = torch.exp2(torch.arange(OCTAVES, dtype=torch.float64) - 64)
+    octave_squares, octave_counts, octave_most = octave_squares.cpu(), octave_counts.cpu(), octave_most.cpu()
     octave_rms = _borrow((octave_squares / octave_counts.clamp(min=1)).sqrt(), octave_counts) / unit
     octave_most = _borrow(octave_most, octave_counts) / unit
     rms = math.sqrt(errors / count) if count else 0.0

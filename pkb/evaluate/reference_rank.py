@@ -6,6 +6,8 @@ It holds seeds and expected outputs and never runs candidate code. Its answers t
 from __future__ import annotations
 
 import socket
+import threading
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
@@ -74,7 +76,7 @@ class Bench:
         hit = name in self.cache
         if not hit:
             inputs = self._draw(trial, key)
-            self.cache[name] = compare.expect(self.problem, inputs, self._run)
+            self.cache[name] = compare.expect(self.problem, inputs, self._run, self.seat.device)
         self.cache.move_to_end(name)
         while sum(e.nbytes for e in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
             self.cache.popitem(last=False)
@@ -114,7 +116,7 @@ class Bench:
         self.seat.synchronize()
         return {"bytes": sum(t.nbytes for s in drawn for t in tree.tensors(s) if not t.is_sparse)}
 
-    def do_block(self, first: int, count: int, renew: bool, answer: bool) -> dict[str, Any]:
+    def do_block(self, first: int, count: int, renew: bool, answer: bool, changed: list[int]) -> dict[str, Any]:
         """Time ``count`` reference calls from set ``first`` on; keep the last call's answer."""
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
@@ -123,6 +125,22 @@ class Bench:
         if answer:
             self.last = (tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, chosen[-1]))
         return {"ns": nanoseconds}
+
+    def do_handover(self) -> dict[str, Any]:
+        """How long it takes to hand over an answer of this size (seconds, median of 3), measured where it can be trusted."""
+        assert self.plain is not None
+        answer = [self.plain.output, [x if i in self.plain.mutates else None for i, x in enumerate(self.plain.after)]]
+        times = []
+        for _ in range(3):
+            here, there = socket.socketpair()
+            with here, there:
+                start = time.perf_counter()
+                sender = threading.Thread(target=wire.send_tree, args=(here, tree.clone(answer)))
+                sender.start()
+                wire.receive_tree(there, ANSWER_LIMIT)
+                sender.join()
+                times.append(time.perf_counter() - start)
+        return {"seconds": sorted(times)[1]}
 
     def do_collect(self) -> dict[str, Any]:
         """Receive the counterpart's answer to the last call of its block, and keep it to judge later."""

@@ -117,7 +117,7 @@ def _warm_symmetric_memory(device: str) -> str:
     import torch.distributed._symmetric_memory as symmetric_memory
 
     try:
-        buffer = symmetric_memory.empty(256, dtype=torch.float32, device=device)
+        buffer = symmetric_memory.empty(256, dtype=torch.float32, device=torch.device(device))
         handle = symmetric_memory.rendezvous(buffer, dist.group.WORLD.group_name)  # type: ignore[union-attr]
         handle.barrier()
         torch.cuda.synchronize()

@@ -219,9 +219,8 @@ class Session:
         self.before_timing()
         spec = problem.load(self.job.problem)
         with self._candidate_faults(Verdict.RUNTIME_ERROR):
-            found = timing.measure(
-                self.reference, self.group, settings, self._key, self.set_bytes, bool(spec.mutates), self.job.device
-            )
+            changed = [i for i, p in enumerate(spec.parameters()) if p.name in spec.mutates]
+            found = timing.measure(self.reference, self.group, settings, self._key, self.set_bytes, changed, self.job.device)
         if found.wrong:
             raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
         self.fields.update(

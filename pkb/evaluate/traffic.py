@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 #: Functions of torch.distributed that send tensor data, and which argument they send.
 SENDERS = {
@@ -56,7 +57,9 @@ def install(account: Account) -> None:
     for name, position in SENDERS.items():
         original = getattr(dist, name, None)
         if original is not None:
-            setattr(dist, name, _noting(account, name, position, original))
+            noting = _noting(account, name, position, original)
+            setattr(dist, name, noting)
+            setattr(c10d, name, noting)  # P2POp asks for this very object
 
 
 def _noting(account: Account, name: str, position: int, original: Callable[..., Any]) -> Callable[..., Any]:
