@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 from typing import Any
 
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
+from pkb.sweep import actor_process
 
 
 class Builder:
-    """Compiles into the cache of the machine it runs on; what it returns holds the libraries, so that it can travel."""
+    """Compiles into the cache of the machine it runs on; what it returns holds the libraries, so that it can travel.
 
-    def __init__(self, config: Config, name: str) -> None:
-        from pkb.sweep import actor_process
+    function: what does it, ``module:name``.
+    """
 
-        actor_process.claim(name)
-        self._config = config
+    def __init__(self, config: Config, name: str, function: str) -> None:
+        self._removed = actor_process.claim(name)
+        self._config, self._function = config, function
         self._ended = threading.Event()
 
     def ready(self) -> str:
-        """Returns once the actor works."""
-        return ""
+        """What was left of an earlier owner and is removed now; empty if nothing was."""
+        return self._removed
 
     def until_death(self) -> None:
-        """Never returns; a caller that waits for it learns of the actor's death at once."""
+        """Returns when the actor is told to end; a caller that waits for it learns of the actor's death at once."""
         self._ended.wait()
+
+    def close(self) -> None:
+        """Remove what this actor kept."""
+        actor_process.release()
+        self._ended.set()
 
     def build(self, source: str, device: str) -> Any:
         """A Build, or text that says why the compiler could not be run."""
-        from pkb.evaluate.build import build
-
         try:
-            return build(source, device, self._config)
+            return pkgutil.resolve_name(self._function)(source, device, self._config)
         except (HarnessError, UserError) as error:
             return str(error) or "unexplained harness error"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,20 +17,21 @@ from pkb.sweep import actor_process
 class GpuNode:
     """Owns the evaluators of one machine: one, or one for each of several disjoint groups of its GPUs.
 
-    groups: CUDA devices of each group; None for CPU ranks. Every evaluator lives in a thread of its own, because what it starts
-    is to die with the thread that started it. Failures of the machine come back as text, so that no traceback has to travel.
+    groups: CUDA devices of each group; None for CPU ranks. evaluator: where its class is, ``module:name``. Every evaluator lives
+    in a thread of its own, because what it starts is to die with the thread that started it. Failures of the machine come back as
+    text, so that no traceback has to travel.
     """
 
-    def __init__(self, config: Config, name: str, groups: Sequence[Sequence[int] | None]) -> None:
-        self.removed = actor_process.claim(name)
-        self._config, self._name, self._groups = config, name, groups
+    def __init__(self, config: Config, name: str, groups: Sequence[Sequence[int] | None], evaluator: str) -> None:
+        self._removed = actor_process.claim(name)
+        self._config, self._name, self._groups, self._class = config, name, groups, evaluator
         self._threads = [ThreadPoolExecutor(1, f"group-{i}") for i in range(len(groups))]
         self._evaluators: list[Any] = [None] * len(groups)
         self._ended = threading.Event()
 
     def ready(self) -> str:
         """What was left of an earlier owner of this machine and is removed now; empty if nothing was."""
-        return self.removed
+        return self._removed
 
     def evaluate(self, group: int, job: Job, build: Any) -> Evaluation | str:
         """The verdict, or why the machine failed."""
@@ -51,12 +53,11 @@ class GpuNode:
         actor_process.release()
         self._ended.set()
 
-    def _call(self, group: int, action: Any) -> Any:
+    def _call(self, group: int, action: Callable[[Any], Any]) -> Any:
         def run() -> Any:
-            from pkb.evaluate.node import Evaluator
-
             if self._evaluators[group] is None:
-                self._evaluators[group] = Evaluator(self._config, devices=self._groups[group], name=self._name)
+                evaluator = pkgutil.resolve_name(self._class)
+                self._evaluators[group] = evaluator(self._config, devices=self._groups[group], name=self._name)
             return action(self._evaluators[group])
 
         try:

@@ -90,16 +90,24 @@ class _Builder:
 class RayBackend:
     """All machines of a Ray cluster (or of the local one that this starts) and the builders on their spare CPUs.
 
-    notice: told, in one line, what whoever watches should know. Use ``connect`` first, ``close`` at the end.
+    notice: told, in one line, what whoever watches should know. evaluator, build: what the actors call, ``module:name``. Use
+    ``connect`` first, ``close`` at the end.
     """
 
-    def __init__(self, config: Config, notice: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        notice: Callable[[str], None] = lambda text: None,
+        evaluator: str = "pkb.evaluate.node:Evaluator",
+        build: str = "pkb.evaluate.build:build",
+    ) -> None:
         self._config, self._notice = config, notice
+        self._evaluator, self._build = evaluator, build
         self._started = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._nodes: asyncio.Queue[RayNode] = asyncio.Queue()
         self._builders: asyncio.Queue[_Builder] = asyncio.Queue()
-        self._actors: dict[str, Any] = {}  # by name, GpuNode actors that live
+        self._actors: dict[str, Any] = {}  # by name, actors that live
         self._starting: set[str] = set()
         self._skipped: set[str] = set()
         self._builder_names: set[str] = set()
@@ -187,15 +195,15 @@ class RayBackend:
             options = {
                 "num_cpus": place.cpus,
                 "num_gpus": place.gpus,
-                "max_concurrency": len(place.groups) + 2,
+                "max_concurrency": len(place.groups) + 3,
                 **_fixed(place.node_id),
             }
             remote: Any = ray.remote(GpuNode)
-            actor = remote.options(**options).remote(self._config, place.name, place.groups)
+            actor = remote.options(**options).remote(self._config, place.name, place.groups, self._evaluator)
             limit = self._config.evaluation.limits.start_seconds
             removed = await asyncio.wait_for(_answer(actor.ready.remote()), limit)
             if removed:
-                self._notice(removed)
+                LOG.warning("%s", removed)
         except (HarnessError, TimeoutError) as error:
             self._notice(f"node {place.name} did not start: {str(error) or 'no answer'}; trying again")
             if actor is not None:
@@ -222,7 +230,7 @@ class RayBackend:
         evaluation = dataclasses.replace(self._config.evaluation, build_jobs=max(1, int(cpus)))
         config = dataclasses.replace(self._config, evaluation=evaluation)
         remote: Any = ray.remote(Builder)
-        actor = remote.options(num_cpus=cpus, max_concurrency=2, **_fixed(node_id)).remote(config, name)
+        actor = remote.options(num_cpus=cpus, max_concurrency=3, **_fixed(node_id)).remote(config, name, self._build)
         try:
             await asyncio.wait_for(_answer(actor.ready.remote()), self._config.evaluation.limits.start_seconds)
         except (HarnessError, TimeoutError) as error:
@@ -232,10 +240,12 @@ class RayBackend:
             self._builder_names.discard(name)
             return
         builder = _Builder(name, actor)
+        self._actors[name] = actor
         self._builders.put_nowait(builder)
         with contextlib.suppress(HarnessError):
             await _answer(actor.until_death.remote())
         builder.lost = True
+        del self._actors[name]
         self._builder_names.discard(name)
 
 

@@ -68,6 +68,7 @@ class Driver:
         judging = asyncio.create_task(self._judges.run(), name="judges")
         work = asyncio.create_task(self._feed_all(unjudged), name="feed")
         try:
+            await self._recorder.event("session", state="started")
             await asyncio.wait({recording, judging, work}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (work, judging):
