@@ -1,7 +1,7 @@
 """Recorded answers: a litellm provider ``replay/...`` that reads files instead of calling anyone.
 
 Two sources: ``conf/replay/<model>/`` for the demonstration models, and the Parquet of an earlier run (``models=[replay:RUN]``).
-A demonstration answer is ``<NNN_stem>/<attempt>.md`` (``<attempt>-<turn>.md`` for later turns), both counted from 1 there, else
+A demonstration answer is ``<NNN_stem>/<attempt>.md`` (``<attempt>-<turn>.md`` for later turns), both counted from 0 there as in the records, else
 ``<NNN_stem>/default.md``, else ``default.md``. Its optional front matter, between two lines of ``---``, sets ``finish_reason`` and ``usage``.
 """
 
@@ -39,8 +39,8 @@ def find(model: Model, problem: str, attempt: int, turn: int) -> Recording | Non
     if model.replay_run:
         return _run_answers(model.replay_run).get((model.name, problem, attempt, turn))
     folder = conf_root() / "replay" / model.model.removeprefix(f"{PROVIDER}/")
-    names = [f"{attempt + 1}-{turn + 1}.md"] if turn else []
-    tried = [folder / problem / n for n in (*names, f"{attempt + 1}.md", "default.md")] + [folder / "default.md"]
+    names = [f"{attempt}-{turn}.md"] if turn else []
+    tried = [folder / problem / n for n in (*names, f"{attempt}.md", "default.md")] + [folder / "default.md"]
     path = next((p for p in tried if p.is_file()), None)
     return None if path is None else _parse(path)
 
