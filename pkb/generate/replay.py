@@ -1,8 +1,9 @@
 """Recorded answers: a litellm provider ``replay/...`` that reads files instead of calling anyone.
 
 Two sources: ``conf/replay/<model>/`` for the demonstration models, and the Parquet of an earlier run (``models=[replay:RUN]``).
-A demonstration answer is ``<NNN_stem>/<attempt>.md`` (``<attempt>-<turn>.md`` for later turns), both counted from 0 there as in the records, else
-``<NNN_stem>/default.md``, else ``default.md``. Its optional front matter, between two lines of ``---``, sets ``finish_reason`` and ``usage``.
+A demonstration answer is ``<NNN_stem>/<attempt>.md`` (``<attempt>-<turn>.md`` for later turns), both counted from 0 as in the
+records, else ``<NNN_stem>/default.md``, else ``default.md``. Its optional front matter, between two lines of ``---``, sets
+``finish_reason`` and ``usage``.
 """
 
 from __future__ import annotations

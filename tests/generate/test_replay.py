@@ -30,8 +30,8 @@ MODEL = Model("shown", "replay/m")
 def test_the_most_specific_file_answers(recorded):
     recorded("default.md", "any")
     recorded("001_allreduce/default.md", "one")
-    recorded("001_allreduce/2.md", "second")
-    recorded("001_allreduce/2-2.md", "second, revised")
+    recorded("001_allreduce/1.md", "second")
+    recorded("001_allreduce/1-1.md", "second, revised")
     answers = [
         replay.find(MODEL, *asked).answer
         for asked in [
@@ -50,7 +50,7 @@ def test_nothing_recorded(recorded):
 
 
 def test_front_matter(recorded):
-    recorded("001_allreduce/1.md", "---\nfinish_reason: length\nusage: {completion_tokens: 7}\n---\nText\n---\nmore")
+    recorded("001_allreduce/0.md", "---\nfinish_reason: length\nusage: {completion_tokens: 7}\n---\nText\n---\nmore")
     found = replay.find(MODEL, "001_allreduce", 0, 0)
     assert (found.answer, found.finish_reason, found.usage) == ("Text\n---\nmore", "length", {"completion_tokens": 7})
 
