@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pkb.generate import failures
+from pkb.generate import failures, library
 from pkb.generate.failures import Failure, Kind
 from pkb.generate.wire import Exchange
 from pkb.verdict import GenerationStatus
@@ -105,8 +105,4 @@ def count_tokens(reply: Reply, record: Exchange) -> dict[str, Any]:
 
 def estimate_tokens(text: str) -> int:
     """Tokens of a text by the tokenizer that litellm ships; needs no network."""
-    if not text:
-        return 0
-    import litellm
-
-    return int(litellm.token_counter(model="", text=text))
+    return int(library.load().token_counter(model="", text=text)) if text else 0

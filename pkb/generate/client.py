@@ -147,7 +147,7 @@ class Client:
                 return None
             question.tries += 1
             started = time.monotonic()
-            with exchange(question.name, self._spool, model.provider in library.CARRIED) as record:
+            with exchange(question.name, self._spool, lane.carried) as record:
                 try:
                     answer = await self._ask(question, record)
                 except Failure as failure:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 from pkb.config import GenerationConfig
+from pkb.generate import library
 from pkb.generate.failures import Failure, Kind
 from pkb.generate.limits import Breaker, Bucket
 from pkb.generate.models import Model
@@ -19,11 +20,12 @@ LONGEST_WAIT = 3600.0
 
 
 class Lane:
-    """One model's lane. stopped: why it is not asked any more in this session, or None."""
+    """One model's lane. stopped: why it is not asked any more in this session, or None. carried: see ``library.carries``."""
 
     def __init__(self, model: Model, config: GenerationConfig) -> None:
         self.model = model
         self.prices = prices_of(model)
+        self.carried = library.carries(model)
         self.breaker = Breaker(config.outage_failures, config.outage_seconds, config.outage_pauses)
         self._stopped: str | None = None
         self._rejected = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import warnings
@@ -12,7 +13,8 @@ from pkb.generate.models import Model
 from pkb.generate.wire import Transport
 
 #: Providers that litellm calls through a handler of its own, which takes our client as an argument. The others that matter go
-#: through the OpenAI library, which takes the session that is set globally. A provider in neither set works, unrecorded.
+#: through the OpenAI library, which takes the session that is set globally. A provider in neither set works, unrecorded: what was
+#: sent is then what we asked for, the outcome is what litellm says, and a killed process loses the answer it had.
 OWN_HANDLER = {
     "anthropic",
     "bedrock",
@@ -28,10 +30,9 @@ OWN_HANDLER = {
     "xai",
 }
 OPENAI_LIBRARY = {"openai", "azure", "moonshot", "zai", "dashscope"}
-#: Providers whose requests pass through our transport.
-CARRIED = OWN_HANDLER | OPENAI_LIBRARY
 
 
+@functools.cache
 def load() -> Any:
     """litellm, configured; the first call imports it (seconds)."""
     # Both are read on import. Without the first a price map is fetched; without the second a finished stream of equal chunks
@@ -48,6 +49,13 @@ def load() -> Any:
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "httpx"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by us, without keys
     return litellm
+
+
+def carries(model: Model) -> bool:
+    """Whether this model's requests pass through our transport; those that litellm takes to OpenAI's Responses API do not."""
+    names = (model.model, model.model.split("/", 1)[1])
+    modes = {load().model_cost.get(name, {}).get("mode") for name in names}
+    return model.provider in OWN_HANDLER | OPENAI_LIBRARY and "responses" not in modes
 
 
 class Connections:

@@ -150,16 +150,17 @@ def _read(path: Path) -> Any:
 
 
 def _entry(name: str, path: Path, key: Any) -> Model:
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     where = f"{path.name}: {name}"
+    entry = _read(path)[key]
+    if not isinstance(entry, DictConfig):
+        raise UserError(f"{where}: expected keys such as model and key_env")
     try:
-        data: Any = OmegaConf.to_container(_read(path)[key], resolve=True)
+        data: Any = OmegaConf.to_container(entry, resolve=True)
     except (OmegaConfBaseException, ValueError) as error:
         raise UserError(f"{where}: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{where}: expected keys such as model and key_env")
     model: Model = _typed(Model, {"name": name, **data}, where)
     if "/" not in model.model:
         raise UserError(f"{where}.model={model.model!r}: expected litellm's form provider/name, e.g. openai/{model.model}")

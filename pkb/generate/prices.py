@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pkb.generate import library
 from pkb.generate.models import Model, Prices
 
 
@@ -16,10 +17,9 @@ def prices_of(model: Model) -> Prices | None:
     """The model's prices: its entry's own, else litellm's table; None when neither knows the model."""
     if model.prices is not None:
         return model.prices
-    import litellm
-
+    table = library.load().model_cost
     for name in (model.model, model.model.split("/", 1)[1]):
-        entry = litellm.model_cost.get(name)
+        entry = table.get(name)
         if entry and entry.get("input_cost_per_token") is not None and entry.get("output_cost_per_token") is not None:
             cached = entry.get("cache_read_input_token_cost")
             return Prices(
@@ -45,7 +45,5 @@ def table_version(own: bool) -> str:
     """Names the price table, so that a cost can be recomputed: ``conf`` or litellm's version and a hash of its table."""
     if own:
         return "conf"
-    import litellm
-
-    digest = hashlib.sha256(json.dumps(litellm.model_cost, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(library.load().model_cost, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return f"litellm {importlib.metadata.version('litellm')} {digest}"
