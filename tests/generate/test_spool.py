@@ -1,0 +1,119 @@
+"""A process that dies after an answer has arrived: the answer is not paid for twice."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.generate.conftest import KEY, ask, key_of, model_at
+from tests.generate.server import CODE, Reply, Server, answer, completion, error, json_reply, stream
+
+#: Asks one question like a driver; with the argument "die" it is killed where an answer has arrived and no row exists.
+DRIVER = """
+    import asyncio, os, signal, sys
+    from pathlib import Path
+    from pkb.config import GenerationConfig
+    from pkb.generate import client
+    from pkb.generate.models import Model
+    from pkb.records import AttemptKey
+
+    url, spool, streamed, die = sys.argv[1:]
+    if die:
+        client.judge = lambda reply, record: os.kill(os.getpid(), signal.SIGKILL)
+    model = Model("m", "openai/m", api_base=url, key_env="TEST_PROVIDER_KEY", stream=bool(streamed))
+
+    async def main():
+        asked = client.Client(GenerationConfig(), [model], spool=Path(spool))
+        found = await asked.generate(model, AttemptKey("run", "m", "001_allreduce", 0), [{"role": "user", "content": "x"}])
+        print(found.status, found.tries, len(found.answer), found.usage["prompt_tokens"], found.request_id)
+        asked.forget(found.key)
+        await asked.close()
+
+    asyncio.run(main())
+"""
+
+
+def drive(server, spool, streamed="", die=""):
+    environment = {"PYTHONPATH": os.getcwd(), "PATH": os.environ["PATH"], "TEST_PROVIDER_KEY": KEY}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), server.url, str(spool), streamed, die],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def kept(folder):
+    return [p.name for p in folder.iterdir() if p.name != "identity"]
+
+
+@pytest.mark.parametrize("streamed", ["", "1"], ids=["document", "stream"])
+def test_killed_between_answer_and_row(tmp_path, streamed):
+    with Server.replying(stream() if streamed else answer()) as server:
+        killed = drive(server, tmp_path, streamed, "die")
+        assert killed.returncode == -9, killed.stderr
+        assert len(kept(tmp_path)) == len(server.requests) == 1
+        again = drive(server, tmp_path, streamed)
+    assert again.stdout.split() == ["ok", "1", str(len(CODE)), "100", "req-1"], again.stderr
+    assert len(server.requests) == 1
+    assert kept(tmp_path) == []
+
+
+def test_the_same_question_has_the_same_idempotency_key_until_it_is_refused(tmp_path):
+    with Server.replying(answer()) as server:
+        drive(server, tmp_path, "", "die")
+        for name in kept(tmp_path):
+            (tmp_path / name).unlink()  # as if it had died before the answer was whole
+        drive(server, tmp_path)
+    first, second = (r.headers["idempotency-key"] for r in server.requests)
+    assert first == second
+    with Server.replying(error(503), answer()) as server:
+        ask(model_at(server), spool=tmp_path)
+    first, second = (r.headers["idempotency-key"] for r in server.requests)
+    assert first != second
+
+
+def test_other_questions_and_runs_have_other_idempotency_keys(tmp_path):
+    with Server.replying(answer()) as server:
+        model = model_at(server)
+        ask((model, 0), (model, 1), spool=tmp_path / "a")
+        ask((model, 0), spool=tmp_path / "b")
+    assert len({r.headers["idempotency-key"] for r in server.requests}) == 3
+
+
+def test_a_response_that_did_not_arrive_whole_is_not_kept(tmp_path):
+    half = Reply(200, {"content-type": "application/json"}, (b'{"id": "x", ',), then="reset", length=1000)
+    with Server.replying(half) as server:
+        ask(model_at(server), spool=tmp_path)
+    assert kept(tmp_path) == []
+
+
+def test_a_response_without_an_answer_is_not_kept(tmp_path):
+    with Server.replying(json_reply({**completion(), "choices": []})) as server:
+        ask(model_at(server), spool=tmp_path)
+        assert len(server.requests) == 4
+    assert kept(tmp_path) == []
+
+
+def test_a_response_to_another_prompt_is_not_used(tmp_path):
+    with Server.replying(answer()) as server:
+        ask(model_at(server), spool=tmp_path)
+        ask(model_at(server, max_tokens=77), spool=tmp_path)
+    assert len(server.requests) == 2
+
+
+def test_remains_of_a_killed_process_are_removed_and_files_are_private(tmp_path):
+    (tmp_path / "x.part").write_bytes(b"half")
+    with Server.replying(answer()) as server:
+        model = model_at(server)
+        ask(model, spool=tmp_path)
+    (name,) = kept(tmp_path)
+    assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    from pkb.generate.client import Client
+    from tests.generate.conftest import FAST
+
+    Client(FAST, [model], spool=tmp_path).forget(key_of(model))
+    assert kept(tmp_path) == []
