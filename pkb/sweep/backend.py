@@ -59,4 +59,13 @@ class Generator(Protocol):
     """Whoever answers prompts."""
 
     async def generate(self, model: Any, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
-        """One answer, or a Generation whose status says why there is none; never raises for a provider's fault."""
+        """One answer, or a Generation whose status says why there is none; never raises for a provider's fault.
+
+        tries is 0 when nobody was asked; such an outcome is not stored.
+        """
+
+    def unavailable(self, name: str) -> str | None:
+        """Why this model is not asked any more in this session; None while it is."""
+
+    def forget(self, key: AttemptKey) -> None:
+        """The row of this key is durable; a copy that was kept against a kill is not needed any more."""

@@ -8,15 +8,15 @@ import dataclasses
 import logging
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pkb import problem as known
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
-from pkb.records import AttemptKey
+from pkb.records import AttemptKey, Generation
 from pkb.store import reader
 from pkb.store import run as runs
 from pkb.store.writer import RunStore
@@ -29,15 +29,20 @@ from pkb.sweep.recorder import Recorder
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pkb.generate.budget import Spent
+
 REASONS_SHOWN = 8
+NO_TERMINAL_WIDTH = 120  # a log file wraps nothing
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a session ended. problem: the harness's or machine's failure that stopped it, if one did."""
+    """How a session ended. problem: the harness's or machine's failure that stopped it, if one did. unanswered: why -> attempts
+    that nobody was asked about, of which the tables therefore know nothing."""
 
     interrupted: bool = False
     problem: str = ""
+    unanswered: Mapping[str, int] = field(default_factory=dict)
 
 
 def run_sweep(config: Config, as_json: bool = False) -> int:
@@ -48,7 +53,9 @@ def run_sweep(config: Config, as_json: bool = False) -> int:
     """
     from rich.console import Console
 
-    console = Console(stderr=True) if as_json else Console()
+    console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = max(console.width, NO_TERMINAL_WIDTH)
     run = config.run_path()
     problems = config.problem_names()
     _check_problems(config, problems)
@@ -91,7 +98,7 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
     recorder = Recorder(store, progress.notice)
     handler = _log_to(store.path / "sweep.log")
     backend = RayBackend(config, progress.notice)
-    generator, models = _generator(config, plan)
+    generator, models = _generator(config, plan, store.path)
     driver = Driver(config, plan, recorder, generator, backend, models, single_shot(config), progress)
     interrupted = _interruptible()
     watching = asyncio.create_task(view.follow(progress, store.path, console))
@@ -102,13 +109,13 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
         if interrupted.done():
             progress.state = "stopping"
             work.cancel()
-            ending = Ending(interrupted=True)
         with contextlib.suppress(asyncio.CancelledError):
             await work
+        unanswered = {f"{m}: {why}": n for m, entry in progress.models.items() for why, n in entry.unanswered.items()}
+        ending = Ending(interrupted.done(), unanswered=unanswered)
     finally:
         await backend.close()
-        if generator is not None:
-            await generator.close()
+        await generator.close()
         progress.state = "interrupted" if ending.interrupted else "ended"
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -139,15 +146,50 @@ def single_shot(config: Config) -> Conversation:
     return ask
 
 
-def _generator(config: Config, plan: Plan) -> tuple[Any, dict[str, Any]]:
-    """The client and the models it knows, when there is anything to ask; importing it takes seconds."""
+class _NobodyToAsk:
+    """The generator of a session in which every answer is there already."""
+
+    async def generate(self, model: Any, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
+        raise AssertionError(f"{key} has an answer")
+
+    def unavailable(self, name: str) -> str | None:
+        return None
+
+    def forget(self, key: AttemptKey) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+
+def _generator(config: Config, plan: Plan, run: Path) -> tuple[Any, dict[str, Any]]:
+    """The client and the models it knows; importing it takes seconds, so only when there is anything to ask."""
     if not any(plan.count_to_generate(model) for model in plan.models):
-        return None, {}
+        return _NobodyToAsk(), {}
     from pkb.generate.client import Client
     from pkb.generate.models import load_models
 
     models = load_models(config.models)
-    return Client(config.generation, models), {model.name: model for model in models}
+    client = Client(config.generation, models, config.budget, earlier=_spent(run), spool=run / "spool")
+    return client, {model.name: model for model in models}
+
+
+def _spent(run: Path) -> dict[str, Spent]:
+    """By model, what the stored answers cost."""
+    import polars as pl
+
+    from pkb.generate.budget import Spent
+
+    tokens = [
+        pl.col("usage").str.json_path_match(f"$.{kind}_tokens").cast(pl.Int64, strict=False).fill_null(0)
+        for kind in ("prompt", "completion")
+    ]
+    rows = (
+        reader.scan(run, "generations")
+        .group_by("model")
+        .agg(cost=pl.col("cost_usd").sum(), tokens=(tokens[0] + tokens[1]).sum(), calls=pl.len())
+    )
+    return {row["model"]: Spent(row["cost"], row["tokens"], row["calls"]) for row in rows.collect().to_dicts()}
 
 
 def _models(run: Path, config: Config) -> dict[str, dict[str, Any]]:
@@ -213,7 +255,7 @@ def _log_to(path: Path) -> logging.Handler:
 def _conclude(run: Path, plan: Plan, ending: Ending, console: Console, as_json: bool) -> int:
     from pkb.analyze import tables
 
-    missing = _missing(run, plan)
+    missing = _missing(run, plan, ending)
     code = 130 if ending.interrupted else 3 if ending.problem else 1 if missing else 0
     if as_json:
         from pkb.show import json_text
@@ -243,7 +285,7 @@ def _conclude(run: Path, plan: Plan, ending: Ending, console: Console, as_json: 
     return code
 
 
-def _missing(run: Path, plan: Plan) -> dict[str, int]:
+def _missing(run: Path, plan: Plan, ending: Ending) -> dict[str, int]:
     """Why attempts have no outcome -> how many, the most frequent first."""
     import polars as pl
 
@@ -256,6 +298,8 @@ def _missing(run: Path, plan: Plan) -> dict[str, int]:
     broken = reader.scan(run, "evaluations").filter(~pl.col("verdict").is_in(plans.COUNTED["evaluations"]))
     broken_rows = broken.group_by("model", error=pl.col("detail").str.slice(0, 160)).len().collect().to_dicts()
     reasons |= {f"{r['model']}: harness_error ({r['error']})": r["len"] for r in broken_rows}
+    for reason, count in ending.unanswered.items():
+        reasons[reason] = reasons.get(reason, 0) + count
     rest = int((~now.judged).sum()) - sum(reasons.values())
     if rest > 0:
         reasons["not reached"] = rest

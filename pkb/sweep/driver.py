@@ -95,7 +95,7 @@ class Driver:
         """Start a model's attempts one after the other, as fast as there is room for them."""
         for key in self._plan.to_generate(model):
             await self._lag.start(model)
-            if reason := self._unavailable(model):
+            if reason := self._generator.unavailable(model):
                 self._lag.give_back(model)
                 self.progress.models[model].unavailable = reason
                 self.progress.notice(f"{model}: {reason}; its other attempts wait for the next session")
@@ -104,11 +104,6 @@ class Driver:
             self.progress.move(model, None, "generate")
             group.create_task(self._attempt(key))
         await self._lag.close(model)
-
-    def _unavailable(self, model: str) -> str | None:
-        """Why the generator will not ask this model again in this session; None while it will."""
-        ask = getattr(self._generator, "unavailable", None)
-        return ask(model) if ask is not None else None
 
     async def _attempt(self, key: AttemptKey, stored: Generation | None = None) -> None:
         """One attempt, turn by turn, from the first question (or the stored answer to it) to its last verdict."""
@@ -146,7 +141,9 @@ class Driver:
             extraction=generation.extraction,
             error=generation.error,
         )
-        await self._recorder.record("generations", generation_row(generation), log_path(key), [line])
+        if generation.tries:
+            await self._recorder.record("generations", generation_row(generation), log_path(key), [line])
+            self._generator.forget(key)
         self.progress.move(key.model, "generate", "build" if generation.status.counts else None)
         await self._lag.generated(key.model)
         return generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pkb.records import Evaluation, Generation
@@ -26,6 +26,7 @@ class ModelProgress:
     failed: int = 0  # attempts without an outcome that counts: provider or harness
     cost_usd: float = 0.0
     unavailable: str = ""
+    unanswered: Counter[str] = field(default_factory=Counter)  # why -> attempts that were not even asked
 
 
 @dataclass
@@ -72,6 +73,8 @@ class Progress:
         self.models[generation.key.model].cost_usd += generation.cost_usd or 0.0
         if not generation.status.counts:
             self.models[generation.key.model].failed += 1
+        if not generation.tries:
+            self.models[generation.key.model].unanswered[generation.error] += 1
 
     def judged(self, model: str, evaluation: Evaluation) -> None:
         """An attempt has its outcome."""
@@ -151,7 +154,8 @@ class Progress:
             "stages": {s: sum(m.stages[s] for m in self.models.values()) for s in STAGES},
             "verdicts": dict(sum((m.verdicts for m in self.models.values()), Counter())),
             "models": {
-                name: {**asdict(m), "stages": dict(+m.stages), "verdicts": dict(m.verdicts)} for name, m in self.models.items()
+                name: {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(m).items()}
+                for name, m in self.models.items()
             },
             "nodes": {name: self._node(n) for name, n in self.nodes.items()},
             "notices": list(self.notices),

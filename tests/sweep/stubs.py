@@ -32,6 +32,7 @@ class Generator:
     def __init__(self, texts=None, faults=None):
         self.asked = []
         self.texts, self.faults = texts or {}, faults or {}
+        self.stopped = {}  # model -> why it is not asked any more
         self.gate = None  # an asyncio.Event to wait for
 
     async def generate(self, model, key, messages):
@@ -42,6 +43,12 @@ class Generator:
         status = statuses.pop(0) if statuses else GenerationStatus.OK
         found = source(key.problem, self.texts.get((key.problem, key.attempt), "")) if status is GenerationStatus.OK else None
         return Generation(key, status, messages[0]["content"], "hash", answer="text", source=found, cost_usd=0.5)
+
+    def unavailable(self, name):
+        return self.stopped.get(name)
+
+    def forget(self, key):
+        assert key in self.asked
 
 
 @dataclass

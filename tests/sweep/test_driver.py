@@ -93,6 +93,16 @@ def test_answers_that_do_not_count_are_asked_for_again_by_the_next_session(tmp_p
     assert reader.done_keys(tmp_path / "run", "generations").height == 12
 
 
+def test_a_model_that_is_not_asked_any_more_leaves_its_attempts_to_the_next_session(tmp_path):
+    generator = stubs.Generator()
+    generator.stopped["m1"] = "401: bad key"
+    progress = stubs.sweep(tmp_path / "run", stubs.settings(), generator, stubs.Backend(always_correct))
+    assert {key[0] for key in stubs.outcomes(tmp_path / "run")} == {"m2"}
+    assert progress.models["m1"].unavailable == "401: bad key"
+    stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), stubs.Backend(always_correct))
+    assert stubs.outcomes(tmp_path / "run") == CORRECT
+
+
 def test_a_node_that_dies_loses_nothing_and_is_used_again_when_it_is_back(tmp_path):
     deaths = iter([True, False, True])
 
