@@ -119,7 +119,7 @@ def cells(frame: pl.LazyFrame, thresholds: Sequence[float] = (1.0,), best_of: Se
     """One row per (run, model, problem): the counts that every metric is made of.
 
     frame: as ``attempts`` gives it. Columns: n, harness_errors, correct, timed (correct with a speedup), log_speedup (sum over
-    those), and for every threshold p ``fast{p}`` and ``fast{p}_low`` (correct attempts whose speedup, or its lower end, exceeds
+    those), best_speedup, and for every threshold p ``fast{p}`` and ``fast{p}_low`` (correct attempts whose speedup, or its lower end, exceeds
     p), and for every k of best_of ``best@{k}`` and ``fastbest@{k}`` (1.0 or 0.0: whether one of the first k counted attempts
     is correct, or correct and faster than the reference; null when fewer than k count).
     """
@@ -130,6 +130,7 @@ def cells(frame: pl.LazyFrame, thresholds: Sequence[float] = (1.0,), best_of: Se
         pl.col("correct").sum().cast(pl.Int64).alias("correct"),
         pl.col("speedup").count().cast(pl.Int64).alias("timed"),
         pl.col("speedup").log().sum().alias("log_speedup"),
+        pl.col("speedup").max().alias("best_speedup"),
     ]
     for p in thresholds:
         columns.append((pl.col("speedup") > p).sum().cast(pl.Int64).alias(fast_name(p)))

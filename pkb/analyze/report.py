@@ -5,60 +5,75 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pkb.errors import UserError
+from pkb.files import write_atomic
+
+if TYPE_CHECKING:
+    from pkb.analyze.details import Details
+    from pkb.analyze.tables import Tables
 
 #: Version of the JSON report; a field that changes its name or meaning raises it.
 REPORT_VERSION = 1
-FORMATS = ("table", "json")
+FORMATS = ("table", "json", "html")
 
 
-def render(runs: Sequence[Path], format: str = "table", out: Path | None = None, policy: str = "run") -> str | None:
+def render(
+    runs: Sequence[Path], format: str = "table", out: Path | None = None, policy: str = "run", assets: bool = False
+) -> str | None:
     """The report as text, or None when it went to ``out`` (a file, replaced whole).
 
-    format: "table", or "json" (``as_json``). Raises UserError for an unknown format or a path that is no run.
+    format: "table", "json" (``as_json``) or "html" (``pkb.analyze.page``), which needs ``out``. policy: "any" takes candidates
+    that broke the run's policy by their values alone. assets: texts of all attempts in a folder beside the page.
+    Raises UserError for an unknown format, a path that is no run, or a file that cannot be written.
     """
     if format not in FORMATS:
         raise UserError(f"--format {format}: must be one of {', '.join(FORMATS)}")
+    if format == "html" and out is None:
+        raise UserError("a page is several megabytes; say where it goes, e.g. --format html --out report.html")
     from pkb.analyze.tables import tables
 
     found = tables(runs, policy)
-    text = _as_text(found) if format == "table" else json.dumps(as_json(found), indent=1, allow_nan=False) + "\n"
     if out is None:
-        return text
+        return _as_text(found) if format == "table" else _json_text(found, policy)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(out.name + ".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(out)
+        if format == "html":
+            from pkb.analyze.page import write_page
+
+            write_page(found, out, assets, policy)
+        else:
+            write_atomic(out, _as_text(found) if format == "table" else _json_text(found, policy))
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from None
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     return None
 
 
-def as_json(found: Any) -> dict[str, Any]:
+def as_json(found: Tables, more: Details) -> dict[str, Any]:
     """The report as plain data.
 
-    report_version; runs: label, directory, and what decides the results (config, versions, hardware as run.yaml has them); then
-    the frames of ``pkb.analyze.tables.Tables`` under their names, each a list of rows; ``notes``. Undefined numbers are null.
+    report_version; runs: label, directory, and what decides the results (config, versions, hardware as run.yaml has them); ks;
+    then the frames of ``pkb.analyze.tables.Tables`` and ``pkb.analyze.details.Details`` under their names, each a list of rows;
+    notes. Undefined numbers are null.
     """
-    frames = ("counts", "headline", "verdicts", "missing", "categories", "projects", "curves", "differences")
+    frames = {name: getattr(found, name) for name in found.FRAMES} | {name: getattr(more, name) for name in more.FRAMES}
     return {
         "report_version": REPORT_VERSION,
-        "runs": [{"run": r.label, "directory": r.path.name, **_meta(r.meta)} for r in found.runs],
+        "runs": [{"run": r.label, "directory": r.path.name, **r.described()} for r in found.runs],
         "ks": list(found.ks),
-        **{name: getattr(found, name).to_dicts() for name in frames},
-        "notes": list(found.notes),
+        **{name: frame.to_dicts() for name, frame in frames.items()},
+        "notes": [*found.notes, *more.notes],
     }
 
 
-def _meta(meta: Any) -> dict[str, Any]:
-    """run.yaml without its name, as JSON takes it (YAML dates become text)."""
-    return {k: v for k, v in json.loads(json.dumps(meta, default=str)).items() if k != "run"}
+def _json_text(found: Tables, policy: str) -> str:
+    from pkb.analyze.details import details
+
+    return json.dumps(as_json(found, details(found.runs, policy)), indent=1, allow_nan=False) + "\n"
 
 
-def _as_text(found: Any) -> str:
+def _as_text(found: Tables) -> str:
     import io
 
     from rich.console import Console
@@ -67,6 +82,6 @@ def _as_text(found: Any) -> str:
 
     buffer = io.StringIO()
     console = Console(file=buffer, width=120)
-    for table in summary_tables(found):
-        console.print(table, highlight=False)
+    for part in summary_tables(found):
+        console.print(part, highlight=False)
     return buffer.getvalue()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +69,10 @@ class Run:
     def policy(self) -> str:
         """What torch.distributed may move in this run's candidates: none, metadata or any; empty when not recorded."""
         return str((self.config.get("integrity") or {}).get("collectives", ""))
+
+    def described(self) -> dict[str, Any]:
+        """run.yaml but for the run's name, as JSON takes it (dates become text)."""
+        return {k: v for k, v in json.loads(json.dumps(self.meta, default=str)).items() if k != "run"}
 
     @property
     def planned(self) -> int | None:
@@ -160,6 +166,9 @@ class About:
     project: str = "unknown"
     title: str = ""
     deviations: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
 
 @functools.cache

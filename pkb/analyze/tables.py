@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
 
@@ -23,7 +23,7 @@ MODEL = ["run", "model"]
 #: k that tables show whatever the number of attempts.
 KS = (1, 3)
 #: fast_p curves: p from 0 to 4.
-CURVE = tuple(round(0.1 * i, 1) for i in range(41))
+CURVE = tuple(round(0.05 * i, 2) for i in range(81))
 #: What tables read of each row. No text column is among them: a run may hold gigabytes of answers.
 _EVALUATION = (*metrics.ATTEMPT, "turn", "verdict", "measured", "stage", "speedup", "speedup_low", "shared_device", *SETTING)
 _GENERATION = (*metrics.ATTEMPT, "turn", "status", "cost_usd")
@@ -54,6 +54,11 @@ class Tables:
     differences: pl.DataFrame
     cells: pl.DataFrame
     notes: tuple[str, ...]
+
+    #: The frames that reports carry as data.
+    FRAMES: ClassVar[tuple[str, ...]] = (
+        *("counts", "headline", "verdicts", "missing", "categories", "projects", "curves", "differences", "cells"),
+    )
 
 
 def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:

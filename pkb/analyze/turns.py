@@ -16,17 +16,21 @@ _NUMBERS = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "problem
 def turn_curves(rows: pl.LazyFrame, answers: pl.LazyFrame, policy: str = "run") -> pl.DataFrame:
     """pass@1 and fast1@1 had every attempt been stopped after so many turns, with intervals, and what it had cost by then.
 
+    Runs of single turns are left out.
+
     rows, answers: evaluations and generations. Returns run, model, turns (1 and up), metric, value, low, high, problems, dropped,
     cost_usd. Every point is over the same attempts, those that count in the end.
     """
-    last = rows.select(pl.col("turn").max()).collect().item()
-    if not last:
+    lasts = rows.group_by("run").agg(pl.col("turn").max()).filter(pl.col("turn") > 0).collect()
+    if lasts.is_empty():
         return pl.DataFrame(schema={**_CURVE, **_NUMBERS, "cost_usd": pl.Float64})
+    rows = rows.filter(pl.col("run").is_in(lasts["run"].implode()))
     counted = metrics.attempts(rows, policy).filter("counts").select(metrics.ATTEMPT).collect().lazy()
     parts = []
-    for turn in range(last + 1):
-        so_far = metrics.attempts(rows.filter(pl.col("turn") <= turn), policy).join(counted, on=metrics.ATTEMPT, how="semi")
-        cells = describe(metrics.cells(so_far)).collect()
+    for turn in range(max(lasts["turn"].to_list()) + 1):
+        longer = lasts.filter(pl.col("turn") >= turn)["run"].implode()
+        early = rows.filter(pl.col("turn") <= turn, pl.col("run").is_in(longer))
+        cells = describe(metrics.cells(metrics.attempts(early, policy).join(counted, on=metrics.ATTEMPT, how="semi"))).collect()
         values = cells.with_columns(
             metrics.unbiased(pl.col("n"), pl.col(count), 1).alias(name)
             for name, count in (("pass@1", "correct"), ("fast1@1", "fast1"))
