@@ -211,6 +211,19 @@ def _structure_fault(expected: Expected, output: Any, after: Any) -> str:
     return ""
 
 
+def same_answer(a: Any, b: Any) -> bool:
+    """Whether two answers are the same to the last bit, structure included."""
+    la, lb = list(tree.leaves(a)), list(tree.leaves(b))
+    if [p for p, _ in la] != [p for p, _ in lb]:
+        return False
+    for (_, x), (_, y) in zip(la, lb, strict=True):
+        if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
+            return False
+        if not (_same_bits(x, y) if isinstance(x, torch.Tensor) else type(x) is type(y) and x == y):
+            return False
+    return True
+
+
 def _outline(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"

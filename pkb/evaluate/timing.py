@@ -13,7 +13,9 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +91,14 @@ def measure(
     blocks = Blocks(reference, candidate, limits.timing_seconds, changed)
     drawn = 0
 
+    spent: defaultdict[str, float] = defaultdict(float)  # seconds by part of the protocol
+
+    @contextmanager
+    def part(name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        spent[name] += time.monotonic() - start
+
     def fresh(count: int) -> None:
         nonlocal drawn
         trial = TIMING_TRIAL + drawn
@@ -98,8 +108,10 @@ def measure(
         candidate.replies(limits.timing_seconds)
 
     most = max(2, min(MOST_SETS, SETS_BYTES[device] // max(1, set_bytes)))
-    fresh(min(8, most))
-    per_call = {side: _warm(blocks, side, min(8, most), settings) for side in ("candidate", "reference")}
+    with part("sets"):
+        fresh(min(8, most))
+    with part("warmup"):
+        per_call = {side: _warm(blocks, side, min(8, most), settings) for side in ("candidate", "reference")}
     empty = [blocks.run("candidate", 0, 0, False, False)[1] for _ in range(EMPTY_BLOCKS)]
     handover = max(float(r["seconds"]) for r in reference.ask(limits.timing_seconds, do="handover"))
     wanted = max(math.ceil(timing.iterations / timing.blocks), math.ceil(BLOCK_SECONDS / max(per_call.values(), default=1e-3)))
@@ -112,14 +124,18 @@ def measure(
         if pair >= 3 and time.monotonic() > end:
             break
         count = secret.randint(max(1, math.ceil(0.75 * typical)), max(1, min(most, math.ceil(1.25 * typical))))
-        fresh(count)
+        with part("sets"):
+            fresh(count)
         for side in ("reference", "candidate") if pair % 2 == 0 else ("candidate", "reference"):
-            own, bracket = blocks.run(side, 0, count, False, True)
+            with part("blocks"):
+                own, bracket = blocks.run(side, 0, count, False, True)
             took[side].append(own / count)
             if side == "candidate":
                 unseen.append((bracket - own - statistics.median(empty) - 2 * handover) / own)
         calls += count
-        found = [r for r in reference.ask(limits.timing_seconds, do="judge_block", first=0, count=count) if not r["right"]]
+        with part("judge"):
+            judged = reference.ask(limits.timing_seconds, do="judge_block", first=0, count=count)
+        found = [r for r in judged if not r["right"]]
         if found:
             detail = f"a timed call was answered wrongly: {found[0]['detail']}"
             return Timing(0, 0, 0, 0, 0, pair + 1, calls, wrong=detail)
@@ -139,7 +155,12 @@ def measure(
         len(ratios),
         calls,
         suspicious=suspicious,
-        evidence={"block_calls": typical, "unseen_share": round(min(unseen), 3), "set_bytes": set_bytes},
+        evidence={
+            "block_calls": typical,
+            "unseen_share": round(min(unseen), 3),
+            "set_bytes": set_bytes,
+            "seconds": {k: round(v, 3) for k, v in spent.items()},
+        },
     )
 
 
