@@ -97,10 +97,8 @@ def meet(control: socket.socket, rank: int, request: dict[str, Any]) -> Seat:
     )
     if store is None:
         store = dist.TCPStore("127.0.0.1", port, world_size, False, timeout=FOREVER)
-    options: dict[str, Any] = {}
-    if request["backend"] != "gloo":
-        options["device_id"] = torch.device(device)
-    dist.init_process_group(request["backend"], store=store, rank=rank, world_size=world_size, timeout=FOREVER, **options)
+    # No device_id: it would make sub-groups split NCCL's communicator, in which non-members would have to take part.
+    dist.init_process_group(request["backend"], store=store, rank=rank, world_size=world_size, timeout=FOREVER)
     if device != "cpu" and request["backend"] == "gloo":
         from pkb.evaluate import staging
 
