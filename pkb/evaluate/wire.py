@@ -128,6 +128,7 @@ def _describe_tensor(x: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
         parts = [_describe_tensor(x.indices(), tensors), _describe_tensor(x.values(), tensors)]
         return {"sparse": parts, "shape": list(x.shape)}
     order = _memory_order(x)
+    x = x.resolve_conj().resolve_neg()  # lazily conjugated tensors have no bytes of their own
     plain = x.detach().permute(order).cpu().contiguous() if order else x.detach().cpu().contiguous()
     entry: dict[str, Any] = {"t": name, "grad": x.requires_grad}
     if order:
@@ -156,7 +157,7 @@ def _restore(x: Any, tensors: dict[str, torch.Tensor], device: str) -> Any:
     match kind:
         case "t":
             return _restore_tensor(x, tensors, device)
-        case "v":
+        case "v" if value is None or isinstance(value, bool | str):
             return value
         case "i":
             return int(value)
@@ -166,8 +167,8 @@ def _restore(x: Any, tensors: dict[str, torch.Tensor], device: str) -> Any:
             return GroupRef(tuple(int(r) for r in value))
         case "size":
             return torch.Size(value)
-        case "dtype":
-            return getattr(torch, value)
+        case "dtype" if isinstance(dtype := getattr(torch, value), torch.dtype):
+            return dtype
         case "device":
             return torch.device(device)
         case "list":
@@ -188,11 +189,11 @@ def _restore(x: Any, tensors: dict[str, torch.Tensor], device: str) -> Any:
         case "sparse":
             indices, values = (_restore(i, tensors, device) for i in value)
             return torch.sparse_coo_tensor(indices, values, x["shape"], is_coalesced=True, check_invariants=True)
-    raise WireError(f"not a tree: unknown kind {kind!r}")
+    raise WireError(f"not a tree: malformed leaf of kind {kind[:20]!r}")
 
 
 def _restore_tensor(x: dict[str, Any], tensors: dict[str, torch.Tensor], device: str) -> torch.Tensor:
-    plain = tensors[x["t"]]
+    plain = tensors.pop(x["t"])  # each once: a skeleton cannot ask for more memory than its payload has bytes
     if "as" in x:
         plain = torch.view_as_complex(plain)
     plain = plain.to(device) if device != "cpu" else plain.clone()  # own memory, aligned as the allocator aligns
