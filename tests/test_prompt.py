@@ -29,7 +29,7 @@ def test_states_everything_a_model_needs(device, backend, template):
     assert "$" not in text.replace("$OUT", "")
 
 
-@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_number_of_examples_follows_the_template(device):
     counts = {
         template: prompt.render("5", conf(device, "auto", f"prompt.template={template}")).count("# Worked example")
@@ -38,7 +38,7 @@ def test_number_of_examples_follows_the_template(device):
     assert counts["zero_shot"] == 0 and counts["one_shot"] == 1 and counts["few_shot"] > 1
 
 
-@pytest.mark.parametrize(("device", "backend"), BACKENDS[:1])
+@pytest.mark.parametrize(("device", "backend"), BACKENDS[:3])
 def test_never_shows_the_example_of_the_problem_asked_for(device, backend):
     own = [path.stem for path in prompt.examples(backend)]
     assert own
@@ -48,7 +48,7 @@ def test_never_shows_the_example_of_the_problem_asked_for(device, backend):
         assert "# Worked example" in text
 
 
-@pytest.mark.parametrize(("device", "backend"), BACKENDS[:1])
+@pytest.mark.parametrize(("device", "backend"), BACKENDS[:3])
 def test_examples_have_the_interface_of_their_problem(device, backend):
     for path in prompt.examples(backend):
         from pkb.candidate import parameters_of

@@ -7,6 +7,7 @@ from torch.utils.cpp_extension import load_inline
 from pkb import symm
 
 CPP_SOURCE = r"""
+#include <ATen/OpMathType.h>
 #include <torch/extension.h>
 #include <vector>
 
@@ -24,7 +25,7 @@ void sum_parts(const std::vector<int64_t>& addresses, torch::Tensor out, int64_t
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), "sum_parts", [&] {
     std::vector<const scalar_t*> inputs;
     for (int64_t a : addresses) inputs.push_back(reinterpret_cast<const scalar_t*>(a) + start);
-    sum<scalar_t, at::acc_type<scalar_t, true>>(inputs, out.data_ptr<scalar_t>(), out.numel());
+    sum<scalar_t, at::opmath_type<scalar_t>>(inputs, out.data_ptr<scalar_t>(), out.numel());
   });
 }
 """
