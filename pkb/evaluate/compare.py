@@ -242,11 +242,14 @@ def _error(entry: Entry, got: Any, device: str) -> tuple[float, str]:
         return (0.0, "") if same else (math.inf, f"{entry.path}: expected {entry.reference!r}, got {got!r}")
     reference = _dense(entry.reference)
     got = _dense(got)
-    if entry.tolerance.unordered:
-        reference, got = _sorted_rows(reference), _sorted_rows(got)
-    if entry.oracle is None:
+    oracle = None if entry.oracle is None else _dense(entry.oracle)
+    if entry.tolerance.unordered and reference.dim():
+        order = _row_order(reference)
+        reference, oracle = reference[order], None if oracle is None else oracle[order]
+        got = got[_row_order(got)]
+    if oracle is None:
         return _exact_error(entry.path, reference, got)
-    return _float_error(entry, reference, got, _dense(entry.oracle), device)
+    return _float_error(entry, reference, got, oracle, device)
 
 
 def _exact_error(path: str, reference: torch.Tensor, got: torch.Tensor) -> tuple[float, str]:
@@ -394,7 +397,10 @@ def _real(x: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    return _real(x).contiguous().view(torch.uint8)
+    flat = _real(x)
+    if flat.numel() < 2:  # counts as contiguous whatever its stride, but a view as bytes insists on stride 1
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.contiguous().view(torch.uint8)
 
 
 def _same_bits(a: Any, b: Any) -> bool:
@@ -409,14 +415,13 @@ def _nbytes(t: torch.Tensor) -> int:
     return int(t.values().nbytes + t.indices().nbytes) if t.is_sparse else int(t.nbytes)
 
 
-def _sorted_rows(x: torch.Tensor) -> torch.Tensor:
-    if x.dim() == 0 or x.shape[0] < 2:
-        return x
+def _row_order(x: torch.Tensor) -> torch.Tensor:
+    """The permutation that sorts the rows of x (dim 0) lexicographically."""
     rows = x.reshape(x.shape[0], -1)
     order = torch.arange(rows.shape[0])
     for column in reversed(range(rows.shape[1])):
         order = order[torch.argsort(rows[order, column], stable=True)]
-    return x[order]
+    return order
 
 
 def _place(path: str, want: torch.Tensor, got: torch.Tensor, flat: int, why: str) -> str:
