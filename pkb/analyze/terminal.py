@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 from rich.table import Table
 
+from pkb.analyze.runs import about
 from pkb.analyze.tables import Tables
 from pkb.verdict import Verdict
 
@@ -34,9 +35,9 @@ def summary_tables(found: Tables) -> list[Table | str]:
 
 
 def _verdict_table(found: Tables) -> Table:
-    present = set(found.verdicts["verdict"].unique())
+    present = found.verdicts["verdict"].unique().sort().to_list()
     order = [Verdict.CORRECT, *(v for v in Verdict if v is not Verdict.CORRECT)]
-    columns = [v for v in order if v in present]
+    columns = [*(str(v) for v in order if v in present), *(v for v in present if v not in order)]
     counts = {(r["run"], r["model"], r["verdict"]): r["attempts"] for r in found.verdicts.iter_rows(named=True)}
     table = Table(title="Attempts by verdict", title_justify="left")
     for name in [*(["run"] if len(found.runs) > 1 else []), "model"]:
@@ -65,6 +66,11 @@ def _denominators(found: Tables) -> list[str]:
         lines.append(f"{row['model']}: " + ", ".join(parts))
     dropped = found.headline.filter((pl.col("dropped") > 0) & pl.col("metric").str.contains(r"^pass@")).iter_rows(named=True)
     lines += [f"{r['model']}: {r['metric']} leaves out {r['dropped']} problems with too few attempts" for r in dropped]
+    deviating = sum(bool(about(p).deviations) for p in found.cells["problem"].unique())
+    if deviating:
+        lines.append(
+            f"{deviating} of these problems differ on purpose from the original benchmark's; `pkb problems ID` says how"
+        )
     return [*lines, *(f"note: {n}" for n in found.notes)]
 
 
