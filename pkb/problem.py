@@ -70,6 +70,8 @@ class Tolerance:
     exact: bitwise equality (pure data movement); integers and booleans are always compared so.
     factor: the candidate's error against the oracle may be this many times the reference's own error.
     floor_ulps: added to that, in units in the last place of the output's RMS.
+    input_ulps: added to that, in units in the last place of the coarsest floating input, for outputs that are finer than the
+        arithmetic behind them (a loss in float32 of bfloat16 logits).
     elementwise: errors are also compared within each octave of the oracle's magnitude, so that small elements count
         (sums of a few terms without cancellation between large ones).
     unordered: rows (dim 0) may come in any order.
@@ -78,6 +80,7 @@ class Tolerance:
     exact: bool = False
     factor: float = 6.0
     floor_ulps: float = 2.0
+    input_ulps: float = 0.0
     elementwise: bool = False
     unordered: bool = False
 

@@ -5,7 +5,8 @@ For a floating output with oracle o, same-dtype reference r and candidate c, and
 * element rule: |c_i - o_i| <= F max|r - o| + f eps (|o_i| + rms(o))
 * RMS rule: rms(c - o) <= F rms(r - o) + f u rms(o), u = eps / sqrt(12), the RMS error of one rounding
 
-with F = ``Tolerance.factor`` and f = ``Tolerance.floor_ulps``. The tolerance scales with the output, so zeros never pass, and with
+with F = ``Tolerance.factor`` and f = ``Tolerance.floor_ulps``; f eps grows by ``Tolerance.input_ulps`` spacings of the inputs'
+dtype. The tolerance scales with the output, so zeros never pass, and with
 the reference's own error, so an honest kernel that sums in another order is never wrong and a more accurate one is never worse.
 ``Tolerance.elementwise`` applies both rules within each octave of |o| (without the rms(o) term), so that small elements count.
 NaN and infinity must stand where the reference has them. Integers, booleans and ``exact`` outputs are compared bitwise. Inputs that
@@ -56,7 +57,7 @@ class Entry:
     reference: Any
     oracle: torch.Tensor | None
     tolerance: Tolerance
-    eps: float
+    floor: float  # f eps, relative to the output
     calibration: Calibration
 
 
@@ -154,7 +155,8 @@ def _expected(
     for i, ((path, reference), (_, oracle)) in enumerate(zip(compared, wide, strict=True)):
         tolerance = tolerances if isinstance(tolerances, Tolerance) else tolerances[min(i, len(tolerances) - 1)]
         truth = oracle if isinstance(oracle, torch.Tensor) and _is_inexact(oracle) and not tolerance.exact else None
-        eps = _eps(problem, output, after, reference)
+        coarsest = max((_spacing(t.dtype) for t in tree.tensors(before) if _is_inexact(t)), default=0.0)
+        floor = tolerance.floor_ulps * _eps(problem, output, after, reference) + tolerance.input_ulps * coarsest
         calibration = Calibration()
         if truth is not None and like is None:
             calibration = _calibrate(reference, truth, tolerance, device)
@@ -163,7 +165,7 @@ def _expected(
             known = like.entries[i].calibration if i < len(like.entries) else Calibration()
             calibration = Calibration(known.rms, known.most, _rms(truth), known.octave_rms, known.octave_most)
             tolerance = Tolerance(**{**vars(tolerance), "factor": tolerance.factor + 1})
-        entries.append(Entry(path, reference, truth, tolerance, eps, calibration))
+        entries.append(Entry(path, reference, truth, tolerance, floor, calibration))
     mutates = frozenset(i for i, name in enumerate(names) if name in problem.mutates)
     outputs = tree.tensors([output, *(after[i] for i in mutates)])
     held = [*tree.tensors(before), *outputs, *(e.oracle for e in entries if e.oracle is not None)]
@@ -267,8 +269,8 @@ def _exact_error(path: str, reference: torch.Tensor, got: torch.Tensor) -> tuple
 def _float_error(
     entry: Entry, reference: torch.Tensor, got: torch.Tensor, oracle: torch.Tensor, device: str
 ) -> tuple[float, str]:
-    tolerance, calibration, eps = entry.tolerance, entry.calibration, entry.eps
-    F, f, scale = tolerance.factor, tolerance.floor_ulps, calibration.scale
+    tolerance, calibration, floor = entry.tolerance, entry.calibration, entry.floor
+    F, scale = tolerance.factor, calibration.scale
     most_allowed = F * calibration.most * scale
     worst, where, squares, count = 0.0, 0, 0.0, 0
     octave_squares = torch.zeros(OCTAVES, dtype=torch.float64, device=device)
@@ -293,19 +295,19 @@ def _float_error(
             octave_squares.index_add_(0, octave, e * e)
             octave_counts.index_add_(0, octave, torch.ones_like(e))
             unit = torch.exp2((octave - 64).to(torch.float64))
-            limit = F * octave_most[octave] * unit + f * eps * o.abs() + 1e-300
+            limit = F * octave_most[octave] * unit + floor * o.abs() + 1e-300
         else:
-            limit = most_allowed + f * eps * (o.abs() + scale) + 1e-300
+            limit = most_allowed + floor * (o.abs() + scale) + 1e-300
         ratio = e / limit
         if ratio.numel() and (top := ratio.max().item()) > worst:
             worst, where = top, start + int(use.nonzero()[int(ratio.argmax())])
         squares += float((e * e).sum())
         count += e.numel()
-    rms_allowed = F * calibration.rms * scale + f * eps / math.sqrt(12) * scale + 1e-300
+    rms_allowed = F * calibration.rms * scale + floor / math.sqrt(12) * scale + 1e-300
     rms = math.sqrt(squares / count) / rms_allowed if count else 0.0
     if tolerance.elementwise and calibration.octave_rms is not None:
         unit = torch.exp2(torch.arange(OCTAVES, dtype=torch.float64) - 64)
-        allowed = (F * calibration.octave_rms + 1.5 * f * eps / math.sqrt(12)) * unit
+        allowed = (F * calibration.octave_rms + 1.5 * floor / math.sqrt(12)) * unit
         counts = octave_counts.cpu()
         found = (octave_squares.cpu() / counts.clamp(min=1)).sqrt() / allowed
         rms = max(rms, float(found[counts >= FEW].max()) if (counts >= FEW).any() else 0.0)
