@@ -1,6 +1,6 @@
 """Problem 043: Adam and all-gather. The harness's side: sizes, inputs, cost."""
 
-from pkb.problem import Context, Cost, Problem, Shape
+from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
 
 def make_inputs(ctx: Context) -> tuple:
@@ -54,6 +54,8 @@ PROBLEM = Problem(
     },
     make_inputs=make_inputs,
     cost=cost,
+    # elementwise, without a sum to reorder: twice the factor would let shards travel in 8 bits
+    tolerance=Tolerance(factor=3.0),
     deviations=(
         "master weights have a standard deviation of 0.02 and lr is 0.08 to 0.2: the step exceeds the weights; the "
         "original's step is below its tolerance",
