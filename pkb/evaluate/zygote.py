@@ -9,6 +9,7 @@ group's control socket only when all of them are gone, so end-of-file there mean
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -17,6 +18,13 @@ import sys
 from typing import Any
 
 from pkb.evaluate import sandbox, wire
+
+#: What a rank runs, by the role of its group.
+_ROLES = {
+    "reference": "pkb.evaluate.reference_rank",
+    "candidate": "pkb.evaluate.candidate_rank",
+    "audit": "pkb.evaluate.audit_rank",
+}
 
 
 def main(control_fd: int) -> None:
@@ -147,11 +155,7 @@ def _rank(request: dict[str, Any], policy: sandbox.Policy, rank: int, control_fd
     control = socket.socket(fileno=control_fd)
     code = 1
     try:
-        if request["role"] == "reference":
-            from pkb.evaluate import reference_rank as role
-        else:
-            from pkb.evaluate import candidate_rank as role  # type: ignore[no-redef]
-        role.serve(control, rank, request)
+        importlib.import_module(_ROLES[request["role"]]).serve(control, rank, request)
         code = 0
     except BaseException:
         import traceback
