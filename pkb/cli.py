@@ -51,6 +51,9 @@ def sweep(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Continue RUN with the configuration it was begun with.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many calls it would make and what they may cost; ask nothing.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Run or continue a sweep, then print the table.
@@ -59,15 +62,20 @@ def sweep(
     Examples:
       pkb sweep                                     the demonstration, on any machine
       pkb sweep models=[my-model] problems=[1-32] device=cuda ranks=8 size=default
+      pkb sweep models=[my-model] problems=all --dry-run
       pkb sweep cluster.address=auto run_dir=outputs/june
     The same command again continues where the last one ended.
     """
     from pkb import config as configuration
+
+    settings = configuration.resumed(resume, overrides or []) if resume else configuration.load(overrides or [], config)
+    if dry_run:
+        from pkb.sweep.dry_run import dry_run as forecast
+
+        return forecast(settings, json)
     from pkb.sweep.command import run_sweep
 
-    return run_sweep(
-        configuration.resumed(resume, overrides or []) if resume else configuration.load(overrides or [], config), json
-    )
+    return run_sweep(settings, json)
 
 
 @app.command()

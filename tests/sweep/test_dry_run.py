@@ -1,0 +1,63 @@
+"""A dry run counts what is left to ask and its cost, asks nobody and writes nothing."""
+
+import json
+
+import pytest
+
+from pkb import config
+from pkb.records import AttemptKey, Generation
+from pkb.store import run as runs
+from pkb.store.rows import generation_row
+from pkb.store.writer import RunStore
+from pkb.sweep.dry_run import dry_run
+from pkb.verdict import GenerationStatus
+
+
+@pytest.fixture
+def models(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "priced: {model: openai/a, key_env: NO_SUCH_KEY, max_tokens: 10000, prices: {input: 2, output: 10}}\n"
+        "unknown: {model: openai/nobody-knows-me, api_base: 'http://127.0.0.1:1/v1'}\n"
+    )
+    return str(path)
+
+
+def forecast(capsys, *overrides):
+    assert dry_run(config.load(list(overrides)), as_json=True) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_counts_and_prices(models, tmp_path, capsys):
+    found = forecast(capsys, f"models=[{models}:priced]", "problems=[1,2]", "attempts=5", f"run_dir={tmp_path}/run")
+    (model,) = found["models"]
+    assert model["calls"] == found["total"]["calls"] == 10
+    assert 10 * 500 < model["prompt_tokens"] < 10 * 20_000
+    assert model["cost_low_usd"] == pytest.approx(model["prompt_tokens"] * 2e-6 + 10 * 1000 * 1e-5)
+    assert model["cost_high_usd"] == pytest.approx(model["prompt_tokens"] * 2e-6 + 10 * 10_000 * 1e-5)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_price_is_unknown_in_the_sum(models, tmp_path, capsys):
+    found = forecast(capsys, f"models=[{models}]", "problems=[1]", f"run_dir={tmp_path}/run")
+    assert [m["cost_high_usd"] is None for m in found["models"]] == [False, True]
+    assert found["total"]["cost_high_usd"] is None and found["total"]["calls"] == 6
+
+
+def test_what_is_answered_is_not_counted(models, tmp_path, capsys):
+    run = tmp_path / "run"
+    key = AttemptKey(run.name, "priced", "001_allreduce", 1)
+    overrides = [f"models=[{models}:priced]", "problems=[1,2]", "attempts=2", f"run_dir={run}"]
+    with RunStore(run) as store:
+        runs.write(
+            run, config.load(overrides), {"models": [{"name": "priced"}], "problems": ["001_allreduce", "002_allgather"]}
+        )
+        store.append("generations", [generation_row(Generation(key, GenerationStatus.OK, "p", "h"))])
+    found = forecast(capsys, *overrides)
+    assert found["total"]["calls"] == 3
+
+
+def test_the_table_names_every_model(models, tmp_path, capsys):
+    dry_run(config.load([f"models=[{models}]", "problems=[1]", f"run_dir={tmp_path}/run"]))
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("priced", "unknown", "all", "$"))
