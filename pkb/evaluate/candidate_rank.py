@@ -178,7 +178,8 @@ def _poison_allocator(sizes: list[int], device: str) -> None:
 def _failure(error: BaseException) -> dict[str, Any]:
     text = "".join(traceback.format_exception(error))
     kind = "compile" if isinstance(error, extension.BuildError) else "raise"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    host = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    if host or isinstance(error, torch.OutOfMemoryError | MemoryError):
         kind = "memory"
     return {"failed": kind, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-8000:]}
 

@@ -44,11 +44,14 @@ LOG_HEAD, LOG_TAIL = 64 << 10, 64 << 10
 
 
 class GroupFailed(Exception):
-    """A rank failed. kind: raise, compile, memory (it said so), died (status), stuck (deadline), lost (protocol broken)."""
+    """A rank failed. kind: raise, compile, memory (it said so), died (status), stuck (deadline), lost (protocol broken).
 
-    def __init__(self, kind: str, rank: int, text: str, trace: str = "", status: int = 0) -> None:
+    Of a reference rank also: link, long (its counterpart closed the link between them or sent no answer; or far too much).
+    """
+
+    def __init__(self, kind: str, rank: int, text: str, trace: str = "", status: int = 0, role: str = "candidate") -> None:
         super().__init__(text)
-        self.kind, self.rank, self.text, self.trace, self.status = kind, rank, text, trace, status
+        self.kind, self.rank, self.text, self.trace, self.status, self.role = kind, rank, text, trace, status, role
 
 
 class Zygote:
@@ -165,8 +168,11 @@ class RankGroup:
 
     def send_links(self, links: Sequence[socket.socket]) -> None:
         """Give each rank its end of a link (before anything else, or after a message that announces it)."""
-        for control, link in zip(self.controls, links, strict=True):
-            socket.send_fds(control, [b"L"], [link.fileno()])
+        for rank, (control, link) in enumerate(zip(self.controls, links, strict=True)):
+            try:
+                socket.send_fds(control, [b"L"], [link.fileno()])
+            except OSError:
+                self._raise_death(rank)
 
     def place(self, files: Mapping[str, bytes]) -> dict[str, str]:
         """Write libraries where the ranks can load them; returns key -> path."""
@@ -176,12 +182,19 @@ class RankGroup:
             os.chmod(path, 0o755)
         return paths
 
-    def drain(self) -> None:
-        """Take (and ignore) the answers of ranks whose work was cut off, so that the next question is answered first."""
+    def drain(self) -> list[dict[str, Any]]:
+        """Take the answers of ranks whose work was cut off, so that the next question is answered first; raises GroupFailed."""
         deadline = time.monotonic() + 10.0
-        for rank in sorted(self.awaited):
-            with contextlib.suppress(GroupFailed):
-                self._receive(rank, deadline)
+        return [self._receive(rank, deadline) for rank in sorted(self.awaited)]
+
+    def casualty(self, patience_s: float = 0.0) -> GroupFailed | None:
+        """The end of a rank, where one has ended (or does within ``patience_s``) though nobody asked for it; else None."""
+        try:
+            while not self.exits and select.select([self.group], [], [], patience_s)[0]:
+                self._notice()
+        except GroupFailed as error:
+            return error
+        return None
 
     def ask(
         self, deadline_s: float, per_rank: Callable[[int], Mapping[str, Any]] | None = None, **command: Any
@@ -210,7 +223,7 @@ class RankGroup:
             readable = select.select([*waiting, self.group], [], [], max(0.0, timeout))[0]
             if not readable and timeout <= 0:
                 stuck = sorted(waiting.values())
-                raise GroupFailed(
+                raise self._failure(
                     "stuck", stuck[0], f"no answer from rank {', '.join(map(str, stuck))} within {deadline_s:.3g} s"
                 )
             if self.group in readable:
@@ -219,26 +232,25 @@ class RankGroup:
                 if control in readable:
                     reply = self._receive(rank, deadline)
                     if "failed" in reply:
-                        raise GroupFailed(
+                        raise self._failure(
                             str(reply["failed"]),
                             rank,
                             str(reply.get("error", reply["failed"])),
                             str(reply.get("traceback", "")),
                         )
                     if expect and expect not in reply:
-                        raise GroupFailed("lost", rank, f"rank {rank} broke the protocol")
+                        raise self._failure("lost", rank, f"rank {rank} broke the protocol")
                     replies[rank] = reply
         if expect == "armed":
             self.awaited = set(range(self.world_size))
         return [replies[r] for r in range(self.world_size)]
 
-    def go(self, deadline_s: float) -> tuple[list[dict[str, Any]], int]:
-        """Release ranks that wait at the start of a block; returns (replies, nanoseconds on the parent's own clock)."""
+    def go(self, deadline_s: float) -> tuple[int, list[dict[str, Any]]]:
+        """Release ranks that wait at the start of a block; returns (when, on the parent's clock in ns, and their replies)."""
         self.replies(deadline_s, expect="armed")
         start = time.perf_counter_ns()
         self._send_all({"go": True})
-        replies = self.replies(deadline_s, expect="ns")
-        return replies, time.perf_counter_ns() - start
+        return start, self.replies(deadline_s, expect="ns")
 
     def signal(self, number: int) -> None:
         """Signal every process of the group (SIGSTOP, SIGCONT) and wait until it is done."""
@@ -247,8 +259,10 @@ class RankGroup:
             self.group.settimeout(10.0)
             while "signalled" not in (message := wire.receive_message(self.group)):
                 self._note(message)
-        except (OSError, wire.WireError) as error:
-            raise GroupFailed("lost", 0, f"the group's init is gone: {error}") from None
+        except TimeoutError:
+            raise HarnessError(f"the init of a {self.role} group did not answer within 10 s") from None
+        except (OSError, wire.WireError):
+            raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
 
     def kill(self, deadline_s: float = 20.0) -> None:
         """End every process of the group and wait until none is left. Raises HarnessError if the kernel cannot."""
@@ -285,15 +299,21 @@ class RankGroup:
         """Bytes that the group's private loopback interface has carried; None where it has no private network."""
         if self.level != "namespaces":
             return None
-        with open(f"/proc/{self.pid}/net/dev") as file:
-            for line in file:
-                if line.strip().startswith("lo:"):
-                    return int(line.split(":")[1].split()[8])
+        try:
+            with open(f"/proc/{self.pid}/net/dev") as file:
+                for line in file:
+                    if line.strip().startswith("lo:"):
+                        return int(line.split(":")[1].split()[8])
+        except OSError:
+            raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
         return None
 
     def oom_kills(self) -> int:
         """How often the kernel's out-of-memory killer struck in this group's control group (0 where there is none)."""
         return 0
+
+    def _failure(self, kind: str, rank: int, text: str, trace: str = "", status: int = 0) -> GroupFailed:
+        return GroupFailed(kind, rank, text, trace, status, self.role)
 
     def _receive(self, rank: int, deadline: float) -> dict[str, Any]:
         control = self.controls[rank]
@@ -302,11 +322,11 @@ class RankGroup:
         try:
             return wire.receive_message(control)
         except TimeoutError:
-            raise GroupFailed("stuck", rank, f"no answer from rank {rank}") from None
+            raise self._failure("stuck", rank, f"no answer from rank {rank}") from None
         except wire.WireError as error:
             if "closed" in str(error):
                 self._raise_death(rank)
-            raise GroupFailed("lost", rank, f"rank {rank}: {error}") from None
+            raise self._failure("lost", rank, f"rank {rank}: {error}") from None
         except OSError:
             self._raise_death(rank)
             raise AssertionError from None
@@ -324,7 +344,7 @@ class RankGroup:
         try:
             self._note(wire.receive_message(self.group))
         except (OSError, wire.WireError):
-            raise GroupFailed("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
+            raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
         if self.exits:
             self._raise_death(next(iter(self.exits)))
 
@@ -342,7 +362,7 @@ class RankGroup:
             except (OSError, wire.WireError):
                 break
         status = self.exits.get(rank, -1)
-        raise GroupFailed("died", rank, f"rank {rank} {describe(status)}", status=status)
+        raise self._failure("died", rank, f"rank {rank} {describe(status)}", status=status)
 
 
 def describe(status: int) -> str:

@@ -21,7 +21,8 @@ from pkb.evaluate import compare, wire
 from pkb.evaluate.seat import Seat, meet
 
 CACHE_BYTES = 4 << 30
-ANSWER_LIMIT = 1 << 38
+#: An answer may be this many times as large as what is expected, plus a slack, before it is refused unread.
+ANSWER_FACTOR, ANSWER_SLACK = 16, 64 << 20
 
 
 def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
@@ -32,6 +33,10 @@ def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
         command = wire.receive_message(control)
         try:
             reply = getattr(bench, "do_" + command.pop("do"))(**command)
+        except wire.TooLong as error:
+            reply = {"failed": "long", "error": str(error)}
+        except (wire.WireError, ConnectionError) as error:  # what the counterpart sent, or no longer takes
+            reply = {"failed": "link", "error": str(error)}
         except BaseException as error:
             text = "".join(traceback.format_exception(error))
             reply = {"failed": f"{type(error).__name__}: {error}"[:500], "traceback": text[-4000:]}
@@ -91,7 +96,7 @@ class Bench:
         """Send the trial's inputs to the counterpart, wait for its answer, judge it."""
         expected = self._expected(trial, key)
         wire.send_tree(self._link(), {"inputs": expected.inputs, "poison": expected.output_bytes})
-        output, after = self._answer()
+        output, after = _answer_in(self._receive(expected.set_bytes))
         return self._judge(trial, expected, output, after).as_dict()
 
     def do_burst(self, trials: list[int], keys: list[str], order: list[int], fresh: bool) -> dict[str, Any]:
@@ -99,10 +104,12 @@ class Bench:
         expected = [self._expected(t, k) for t, k in zip(trials, keys, strict=True)]
         if fresh:
             wire.send_tree(self._link(), {"sets": [e.inputs for e in expected]})
-        answers = wire.receive_tree(self._link(), ANSWER_LIMIT)
+        answers = self._receive(len(order) * max(e.set_bytes for e in expected))
+        if not isinstance(answers, list) or len(answers) != len(order):
+            raise wire.WireError("not one answer for each call")
         worst = None
         for call, index in enumerate(order):
-            found = self._judge(trials[index], expected[index], answers[call][0], answers[call][1])
+            found = self._judge(trials[index], expected[index], *_answer_in(answers[call]))
             if worst is None or found.error > worst[1].error:
                 worst = (call, found)
         assert worst is not None
@@ -139,14 +146,15 @@ class Bench:
                 start = time.perf_counter()
                 sender = threading.Thread(target=wire.send_tree, args=(here, tree.clone(answer)))
                 sender.start()
-                wire.receive_tree(there, ANSWER_LIMIT)
+                wire.receive_tree(there, 1 << 40)
                 sender.join()
                 times.append(time.perf_counter() - start)
         return {"seconds": sorted(times)[1]}
 
     def do_collect(self) -> dict[str, Any]:
         """Receive the counterpart's answer to the last call of its block, and keep it to judge later."""
-        self.theirs = self._answer()
+        assert self.plain is not None
+        self.theirs = _answer_in(self._receive(self.plain.set_bytes))
         return {"collected": True}
 
     def do_judge_block(self, first: int, count: int) -> dict[str, Any]:
@@ -179,15 +187,19 @@ class Bench:
     def _expected(self, trial: int, key: str) -> compare.Expected:
         return self.cache[f"{self.problem.name}/{self.shape}/{trial}/{key}"]
 
-    def _answer(self) -> tuple[Any, Any]:
-        answer = wire.receive_tree(self._link(), ANSWER_LIMIT)
-        if not isinstance(answer, list) or len(answer) != 2:
-            raise wire.WireError("not an answer")
-        return answer[0], answer[1]
+    def _receive(self, expected_bytes: int) -> Any:
+        return wire.receive_tree(self._link(), ANSWER_FACTOR * expected_bytes + ANSWER_SLACK)
 
     def _link(self) -> socket.socket:
         assert self.link is not None
         return self.link
+
+
+def _answer_in(received: Any) -> tuple[Any, list[Any]]:
+    """(output, inputs after the call) as a candidate rank hands them over; raises WireError for anything else."""
+    if not isinstance(received, list) or len(received) != 2 or not isinstance(received[1], list):
+        raise wire.WireError("not an answer")
+    return received[0], received[1]
 
 
 def _cpu(x: Any) -> Any:

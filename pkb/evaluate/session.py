@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,7 +133,7 @@ class Session:
             device=self.job.device,
         )
         for reply in replies:
-            names = [str(n) for n in reply.get("parameters", [])]
+            names = _texts(reply.get("parameters"))
             if found := candidate.interface_fault(names, self.job.problem):
                 raise Ended(*found)
 
@@ -146,13 +146,11 @@ class Session:
             # the first call may build extensions and meet: the build's limit is part of its deadline
             seconds = limits.call_seconds + (limits.build_seconds if trial == 0 else 0)
             replies = self._candidate(seconds if trial else self._first_deadline(), Verdict.RUNTIME_ERROR, do="call")
-            storages.append([r.get("storages") for r in replies])
+            storages.append([_numbers(r.get("storages")) for r in replies])
             worst = max(worst, self._verdict_of(self._judged(), f"trial {trial} ({VARIANTS[trial % len(VARIANTS)]})"))
             self.fields.update(trials=trial + 1, max_error=worst)
         plain = [s for t, s in enumerate(storages) if t % len(VARIANTS) == 0]
-        self.fields["reuses_output"] = len(plain) > 1 and any(
-            set(a or []) & set(b or []) for a, b in zip(plain[0], plain[1], strict=True)
-        )
+        self.fields["reuses_output"] = len(plain) > 1 and any(a & b for a, b in zip(plain[0], plain[1], strict=True))
 
     def _stress(self) -> None:
         """Back-to-back calls with different data, one rank late, inputs overwritten on return: where races show."""
@@ -192,7 +190,7 @@ class Session:
         assert self.group is not None
         calls = 8
         self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls, fresh=True)
-        before = self.group.loopback_bytes()
+        before = self._loopback_bytes()
         replies = self._candidate(
             self.config.evaluation.limits.call_seconds * 2,
             Verdict.RUNTIME_ERROR,
@@ -202,12 +200,13 @@ class Session:
             order=[0] * calls,
             fresh=True,
         )
-        after = self.group.loopback_bytes()
+        after = self._loopback_bytes()
         self._judged()
         carried = None if before is None or after is None else (after - before) / calls / self.job.world_size
         spec = problem.load(self.job.problem)
         cost = spec.cost(spec.shape(self.job.world_size, self.job.preset, self.job.dtype, self.job.dims))
-        traffic = integrity.assess(self.config.integrity.collectives, replies, calls, carried, cost)
+        told = [{k: _count(r.get(k)) if k == "sent_bytes" else _texts(r.get(k)) for k in _ACCOUNT} for r in replies]
+        traffic = integrity.assess(self.config.integrity.collectives, told, calls, carried, cost)
         self.fields["collective_bytes"] = traffic.bytes_per_call
         return traffic
 
@@ -218,7 +217,7 @@ class Session:
         assert self.group is not None
         self.before_timing()
         spec = problem.load(self.job.problem)
-        with self._candidate_faults(Verdict.RUNTIME_ERROR):
+        with self._faults(Verdict.RUNTIME_ERROR):
             changed = [i for i, p in enumerate(spec.parameters()) if p.name in spec.mutates]
             found = timing.measure(self.reference, self.group, settings, self._key, self.set_bytes, changed, self.job.device)
         if found.wrong:
@@ -240,62 +239,68 @@ class Session:
         """Give each candidate rank and its trusted counterpart the two ends of a private link."""
         assert self.group is not None
         pairs = [socket.socketpair() for _ in range(self.job.world_size)]
-        with self._trusted_faults():
+        with self._faults(Verdict.RUNTIME_ERROR), ExitStack() as ends:
+            for _, theirs in pairs:
+                ends.callback(theirs.close)
             self.reference.tell(do="attach")
             self.reference.send_links([ours for ours, _ in pairs])
             self.reference.replies(30.0)
-        self.group.links += [ours for ours, _ in pairs]
-        self.group.send_links([theirs for _, theirs in pairs])
-        for _, theirs in pairs:
-            theirs.close()
+            self.group.links += [ours for ours, _ in pairs]
+            self.group.send_links([theirs for _, theirs in pairs])
 
     def _trusted(self, **command: Any) -> list[dict[str, Any]]:
-        with self._trusted_faults():
+        with self._faults(Verdict.RUNTIME_ERROR):
             return self.reference.ask(self.config.evaluation.limits.timing_seconds * 5, **command)
 
     def _judged(self) -> list[dict[str, Any]]:
-        with self._trusted_faults():
+        with self._faults(Verdict.RUNTIME_ERROR):
             return self.reference.replies(self.config.evaluation.limits.timing_seconds)
-
-    @contextmanager
-    def _trusted_faults(self) -> Iterator[None]:
-        try:
-            yield
-        except GroupFailed as error:
-            raise self.reference_failed(error) from None
 
     def _candidate(self, seconds: float, on_raise: Verdict, per_rank: Any = None, **command: Any) -> list[dict[str, Any]]:
         assert self.group is not None
-        with self._candidate_faults(on_raise):
+        with self._faults(on_raise):
             return self.group.ask(seconds, per_rank, **command)
 
+    def _loopback_bytes(self) -> int | None:
+        assert self.group is not None
+        with self._faults(Verdict.RUNTIME_ERROR):
+            return self.group.loopback_bytes()
+
     @contextmanager
-    def _candidate_faults(self, on_raise: Verdict) -> Iterator[None]:
-        """Turn a failed rank into its verdict, by what the kernel and the clock say before what the rank says."""
+    def _faults(self, on_raise: Verdict) -> Iterator[None]:
+        """Turn a failed rank into the candidate's verdict or, where the reference ranks are at fault, into a HarnessError."""
         try:
             yield
         except GroupFailed as error:
-            assert self.group is not None
+            if error.role == "reference" and error.kind not in ("link", "long", "stuck"):
+                raise self.reference_failed(error) from None
             group, extra = self.group, dict(self.fields.get("extra", {}))
-            self.close()
-            self._resync()
-            extra["log"] = group.log.text()[-4000:]
+            casualty = group.casualty(1.0 if error.kind == "link" else 0.0) if group is not None else None
+            self.close()  # the links are down now: reference ranks that wait for an answer say so
+            owing = self._drain(error)
+            if error.role == "reference":
+                error = casualty or owing
+            if group is not None:
+                extra["log"] = group.log.text()[-4000:]
             if error.trace:
                 extra["traceback"] = error.trace
             self.fields["extra"] = extra
-            raise Ended(self._blame(error, on_raise), _detail(error)) from None
+            raise Ended(_blame(error, group, on_raise), _detail(error)) from None
 
-    def _blame(self, error: GroupFailed, on_raise: Verdict) -> Verdict:
-        if error.kind == "stuck":
-            return Verdict.DEADLOCK
-        if error.kind == "died":
-            killed = error.status == signal.SIGKILL and integrity.out_of_memory(self.group)
-            return Verdict.OUT_OF_MEMORY if killed else Verdict.RUNTIME_ERROR
-        return {"compile": Verdict.COMPILE_ERROR, "memory": Verdict.OUT_OF_MEMORY}.get(error.kind, on_raise)
+    def _drain(self, error: GroupFailed) -> GroupFailed:
+        """Wait until the reference ranks have given up what was cut off; returns why the counterpart is to blame.
 
-    def _resync(self) -> None:
-        """The reference ranks may still wait for an answer that will not come: their links are down, so they say so."""
-        self.reference.drain()
+        Raises HarnessError if a reference rank does not answer, or was not waiting for its counterpart after all.
+        """
+        try:
+            replies = self.reference.drain()
+        except GroupFailed as failure:
+            raise self.reference_failed(error if error.role == "reference" else failure) from None
+        if error.role != "reference" or error.kind != "stuck":
+            return error
+        if not any(r.get("failed") == "link" for r in replies):
+            raise self.reference_failed(error) from None
+        return GroupFailed("link", error.rank, "half an answer", role="reference")
 
     def _first_deadline(self) -> float:
         limits = self.config.evaluation.limits
@@ -339,8 +344,46 @@ def _size_text(job: Job) -> str:
     return job.preset + "".join(f" {k}={v}" for k, v in sorted(job.dims.items()))
 
 
+def _blame(error: GroupFailed, group: RankGroup | None, on_raise: Verdict) -> Verdict:
+    """The verdict on a candidate whose rank failed, by what the kernel and the clock say before what the rank says."""
+    if error.kind == "stuck":
+        return Verdict.DEADLOCK
+    if error.kind == "died":
+        killed = error.status == signal.SIGKILL and integrity.out_of_memory(group)
+        return Verdict.OUT_OF_MEMORY if killed else Verdict.RUNTIME_ERROR
+    known = {
+        "compile": Verdict.COMPILE_ERROR,
+        "memory": Verdict.OUT_OF_MEMORY,
+        "long": Verdict.WRONG_STRUCTURE,
+        "link": Verdict.TAMPERING,
+        "lost": Verdict.TAMPERING,
+    }
+    return known.get(error.kind, on_raise)
+
+
 def _detail(error: GroupFailed) -> str:
+    if error.kind in ("link", "lost"):
+        return f"rule protocol: rank {error.rank} handed over what is no answer ({error.text})"
+    if error.kind == "long":
+        return f"rank {error.rank} handed over far more than was asked for: {error.text}"
     return f"rank {error.rank}: {error.text}" if error.kind in ("raise", "compile", "memory") else error.text
+
+
+#: What a candidate rank says of its own traffic.
+_ACCOUNT = ("sent_bytes", "ops", "float_ops")
+
+
+def _texts(said: Any) -> list[str]:
+    """A list of texts out of what a candidate rank said, which may be anything."""
+    return [str(x) for x in said] if isinstance(said, list) else []
+
+
+def _numbers(said: Any) -> set[int]:
+    return {x for x in said if isinstance(x, int)} if isinstance(said, list) else set()
+
+
+def _count(said: Any) -> int:
+    return said if isinstance(said, int) and 0 <= said < 1 << 62 else 0
 
 
 def _first_line(text: str) -> str:

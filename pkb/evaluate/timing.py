@@ -66,13 +66,24 @@ class Blocks:
             group.tell(do="block", first=first, count=count, renew=renew, answer=answer, changed=self.changed)
             if answer and side == "candidate":
                 self.reference.tell(do="collect")
-            replies, outer = group.go(self.deadline_s)
+            start, replies = group.go(self.deadline_s)
             if answer and side == "candidate":
                 self.reference.replies(self.deadline_s)
+            outer = (
+                time.perf_counter_ns() - start
+            )  # ends when the answer is in trusted hands, whatever the candidate said before
         finally:
             if side == "reference":
                 self.candidate.signal(signal.SIGCONT)
-        return max(int(r["ns"]) for r in replies) / 1e9, outer / 1e9
+        return max(_nanoseconds(group, rank, reply) for rank, reply in enumerate(replies)) / 1e9, outer / 1e9
+
+
+def _nanoseconds(group: RankGroup, rank: int, reply: dict[str, Any]) -> int:
+    """What a rank says a block took: at least 1 ns; a candidate may say anything."""
+    said = reply["ns"]
+    if not isinstance(said, int) or not 0 <= said < 1 << 62:
+        raise GroupFailed("lost", rank, f"rank {rank} broke the protocol", role=group.role)
+    return max(1, said)
 
 
 def measure(

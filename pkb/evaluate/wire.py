@@ -29,6 +29,10 @@ class WireError(Exception):
     """The other side closed the connection or sent something that is not a frame of this protocol."""
 
 
+class TooLong(WireError):
+    """A frame longer than the receiver allows."""
+
+
 def send_bytes(link: socket.socket, payload: bytes | memoryview) -> None:
     """Send one frame; blocks until the kernel has taken all of it."""
     link.sendall(_LENGTH.pack(len(payload)))
@@ -36,10 +40,10 @@ def send_bytes(link: socket.socket, payload: bytes | memoryview) -> None:
 
 
 def receive_bytes(link: socket.socket, limit: int) -> bytearray:
-    """Receive one frame of at most ``limit`` bytes. Raises WireError if it is longer or the peer is gone."""
+    """Receive one frame of at most ``limit`` bytes. Raises TooLong if it is longer, WireError if the peer is gone."""
     (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
     if length > limit:
-        raise WireError(f"a frame of {length} bytes where at most {limit} are allowed")
+        raise TooLong(f"{length} bytes where at most {limit} are allowed")
     return _exactly(link, length)
 
 
