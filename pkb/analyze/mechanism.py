@@ -23,6 +23,7 @@ VERSION = 1
 #: From the most to the least specific; a candidate's ``primary`` is the first that it uses.
 MECHANISMS = ("nvls", "tma", "load/store", "copy engine", "collective", "none")
 _KEPT = 3  # pieces of evidence per mechanism
+_LONGEST = 200_000  # characters of a source whose data flow is followed; it is written by models, not by people
 
 _SYMM_OPS = {  # torch's own operators over symmetric memory
     r"torch\.ops\.symm_mem\.multimem_\w+": "nvls",
@@ -64,10 +65,12 @@ def mechanism(source: str, sass: str | None = None) -> dict[str, Any]:
     used: the mechanisms seen, in the order of MECHANISMS; primary: the first of them, or "none". evidence: up to three entries
     per mechanism, ``{"mechanism", "where", "text"}`` with where "line 12" of the source or "binary". Never raises on any text.
     """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
     lines = _code(source)
     found = [*_named(lines), *_peer_pointers(lines)]
-    found += [_evidence(use.kind, f"line {use.line}", use.text) for use in peer_uses(source)]
-    found = [e for i, e in enumerate(found) if e not in found[:i]]
+    if len(source) <= _LONGEST:
+        found += [_evidence(use.kind, f"line {use.line}", use.text) for use in peer_uses(source, _KEPT)]
+    found = list({tuple(e.values()): e for e in found}.values())
     if sass:
         built = list(_in_binary(sass))
         if not any(e["mechanism"] == "tma" for e in built) and "__global__" in source:
@@ -124,12 +127,14 @@ def _code(source: str) -> list[_Line]:
     starts = [0]
     for line in source.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
-    text = source
-    for first, last, token in _prose(source):
+    pieces: list[str] = []
+    done = 0
+    for first, last, kind in _prose(source):
         begin, end = starts[first[0] - 1] + first[1], starts[last[0] - 1] + last[1]
-        inside = text[begin:end]
-        cleared = _blank(inside) if token != "string" else _C_COMMENT.sub(lambda m: _blank(m[0]), inside)
-        text = text[:begin] + cleared + text[end:]
+        inside = source[begin:end]
+        pieces += [source[done:begin], _blank(inside) if kind != "string" else _C_COMMENT.sub(lambda m: _blank(m[0]), inside)]
+        done = end
+    text = "".join([*pieces, source[done:]])
     return [_Line(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 

@@ -46,6 +46,8 @@ _HANDLE = _GETTERS | {
     "signal_pad_ptrs",
 }
 _OWN_RANK = re.compile(r"(?:\w+\.)*(?:my_?|local_?|self_?)?rank(?:_id)?|(?:\w+\.)*get_rank\(.*\)|me", re.IGNORECASE)
+#: Longer chains of assignments against the order of the file are not followed.
+_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,15 @@ class Use:
     text: str
 
 
-def peer_uses(source: str) -> list[Use]:
-    """All such places, in the order of their lines; empty when the source is no Python."""
+def peer_uses(source: str, most: int = 3) -> list[Use]:
+    """The first ``most`` such places of each kind, in the order of their lines; empty when the source is no Python."""
     try:
-        tree = ast.parse(source)
-        flow = _Flow(tree)
-        found = [Use(kind, node.lineno, ast.get_source_segment(source, node) or "") for kind, node in flow.uses()]
+        found = sorted(_Flow(ast.parse(source)).uses(), key=lambda use: use[1].lineno)
+        kept = [use for kind in ("copy engine", "load/store") for use in [u for u in found if u[0] == kind][:most]]
+        uses = [Use(kind, node.lineno, ast.get_source_segment(source, node) or "") for kind, node in kept]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return sorted(found, key=lambda use: use.line)
+    return sorted(uses, key=lambda use: use.line)
 
 
 class _Flow:
@@ -83,7 +85,7 @@ class _Flow:
         self._handles = {_label(n.value) for n in attributes} - {None}
         self._peers: set[str] = set()
         self._giving: set[str] = set()  # functions that return peers' buffers
-        while True:  # to a fixed point: views are taken of views
+        for _ in range(_ROUNDS):  # to a fixed point: views are taken of views
             before = len(self._peers) + len(self._giving)
             self._follow()
             if len(self._peers) + len(self._giving) == before:

@@ -21,6 +21,7 @@ from typing import Any
 from pkb.config import Config
 from pkb.errors import HarnessError
 from pkb.evaluate import extension as extensions
+from pkb.evaluate import opcodes
 from pkb.evaluate.extension import Extension
 
 LOG_LIMIT = 16_000
@@ -30,7 +31,8 @@ LOG_LIMIT = 16_000
 class Build:
     """What became of a candidate's extensions. files: build key -> shared library, as bytes, so that it can travel.
 
-    ok is False when a compiler refused; log then holds its words, first error first.
+    opcodes: distinct instructions of the device code, one per line (``pkb.evaluate.opcodes``). ok is False when a compiler
+    refused; log then holds its words, first error first.
     """
 
     key: str
@@ -39,6 +41,7 @@ class Build:
     files: Mapping[str, bytes] = field(default_factory=dict)
     seconds: float = 0.0
     cached: bool = True
+    opcodes: str = ""
 
 
 def build(source: str, device: str, config: Config) -> Build:
@@ -50,6 +53,7 @@ def build(source: str, device: str, config: Config) -> Build:
     if device == "cuda" and "TORCH_CUDA_ARCH_LIST" not in os.environ:
         os.environ["TORCH_CUDA_ARCH_LIST"] = arch_list(config)
     files: dict[str, bytes] = {}
+    told: list[str] = []
     cached = True
     found = extensions_in(source)
     key = "-".join(sorted(e.key()[:12] for e in found))[:200]
@@ -63,7 +67,9 @@ def build(source: str, device: str, config: Config) -> Build:
             if log := _compile(item, hit.parent, config):
                 return Build(key, False, log, {}, time.monotonic() - start, False)
         files[item.key()] = hit.read_bytes()
-    return Build(key, True, "", files, time.monotonic() - start, cached)
+        with contextlib.suppress(FileNotFoundError):  # only device code has them
+            told.append((hit.parent / opcodes.FILE).read_text(encoding="utf-8"))
+    return Build(key, True, "", files, time.monotonic() - start, cached, "\n".join(told))
 
 
 def cache_root(config: Config) -> Path:

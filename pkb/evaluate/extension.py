@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pkb.evaluate import opcodes
+
 
 class BuildError(RuntimeError):
     """The compiler refused a candidate's source; the message is its output."""
@@ -249,8 +251,11 @@ def main(arguments: Sequence[str]) -> int:
         **given,
         functions=None if functions is None else tuple((a, b) for a, b in functions),
     )
+    folder = Path(arguments[1])
     try:
-        compile_library(extension, Path(arguments[1]))
+        library = compile_library(extension, folder)
+        if extension.with_cuda:
+            (folder / opcodes.FILE).write_text(opcodes.opcodes_of(library), encoding="utf-8")
     except BuildError as error:
         sys.stderr.write(str(error))
         return 3

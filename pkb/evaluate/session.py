@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pkb import candidate, problem
+from pkb.analyze.mechanism import mechanism
 from pkb.config import Config
 from pkb.draw import trial_key
 from pkb.evaluate import integrity, timing
@@ -62,6 +63,7 @@ class Session:
             with self._stage(Stage.BUILD):
                 build = build or make_build()
                 self.fields["build_log"] = build.log
+                self.fields["extra"] = {"mechanism": mechanism(self.job.source, build.opcodes)}
                 if not build.ok:
                     raise Ended(Verdict.COMPILE_ERROR, _first_line(build.log))
             with self._stage(Stage.LOAD):
