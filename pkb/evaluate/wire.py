@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,12 +40,12 @@ def send_bytes(link: socket.socket, payload: bytes | memoryview) -> None:
     link.sendall(payload)
 
 
-def receive_bytes(link: socket.socket, limit: int) -> bytearray:
+def receive_bytes(link: socket.socket, limit: int, deadline: float | None = None) -> bytearray:
     """Receive one frame of at most ``limit`` bytes. Raises TooLong if it is longer, WireError if the peer is gone."""
-    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
+    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
     if length > limit:
         raise TooLong(f"{length} bytes where at most {limit} are allowed")
-    return _exactly(link, length)
+    return _exactly(link, length, deadline)
 
 
 def send_message(link: socket.socket, **fields: Any) -> None:
@@ -52,10 +53,13 @@ def send_message(link: socket.socket, **fields: Any) -> None:
     send_bytes(link, json.dumps(fields).encode())
 
 
-def receive_message(link: socket.socket, limit: int = MAX_MESSAGE) -> dict[str, Any]:
-    """Receive one JSON object. Raises WireError when it is none."""
+def receive_message(link: socket.socket, limit: int = MAX_MESSAGE, deadline: float | None = None) -> dict[str, Any]:
+    """Receive one JSON object. Raises WireError when it is none, TimeoutError if it is not there by ``deadline``.
+
+    deadline: on time.monotonic's clock, for the whole message however slowly it drips in; None leaves the socket's own timeout.
+    """
     try:
-        message = json.loads(bytes(receive_bytes(link, limit)))
+        message = json.loads(bytes(receive_bytes(link, limit, deadline)))
     except (ValueError, RecursionError) as error:
         raise WireError(f"not a JSON message: {error}") from None
     if not isinstance(message, dict):
@@ -206,10 +210,14 @@ def _restore_tensor(x: dict[str, Any], tensors: dict[str, torch.Tensor], device:
     return plain.requires_grad_(True) if x.get("grad") else plain
 
 
-def _exactly(link: socket.socket, length: int) -> bytearray:
+def _exactly(link: socket.socket, length: int, deadline: float | None = None) -> bytearray:
     buffer = bytearray(length)
     view, filled = memoryview(buffer), 0
     while filled < length:
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("the message is not there in time")
+            link.settimeout(left)
         got = link.recv_into(view[filled:])
         if not got:
             raise WireError("the other side closed the connection")
