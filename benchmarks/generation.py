@@ -129,7 +129,13 @@ async def ask(options: argparse.Namespace, url: str, spool: Path) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("calls", 2000), ("in-flight", 256), ("models", 4), ("answer-bytes", 20_000), ("prompt-bytes", 8_000)):
+    for name, default in (
+        ("calls", 2000),
+        ("in-flight", 256),
+        ("models", 4),
+        ("answer-bytes", 20_000),
+        ("prompt-bytes", 8_000),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("low", 5.0), ("high", 20.0), ("refused", 0.0), ("reset", 0.0)):
         parser.add_argument(f"--{name}", type=float, default=value)

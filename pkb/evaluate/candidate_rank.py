@@ -56,7 +56,7 @@ class Contestant:
     def do_load(self, source: str, libraries: dict[str, str], device: str) -> dict[str, Any]:
         """Import the candidate; ``libraries`` maps build keys to shared libraries."""
         extension.install(libraries, self.scratch, device)
-        path = os.path.join(self.scratch, f"candidate_{self.seat.rank}.py")
+        path = os.path.join(os.getcwd(), "candidate.py")  # the rank's own folder
         with open(path, "w", encoding="utf-8") as file:
             file.write(source)
         spec = importlib.util.spec_from_file_location("candidate", path)

@@ -20,7 +20,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pkb.evaluate import opcodes
 
@@ -223,7 +223,7 @@ def _build_here(extension: Extension, key: str, root: Path) -> Path:
     """Compile once for all ranks of the group: the lock goes with the process that holds it."""
     root.mkdir(parents=True, exist_ok=True)
     done = root / key / f"{extension.name}.so"
-    with open(root / f"{key}.lock", "w") as lock:
+    with _shared_file(root / f"{key}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.is_file():
             folder = root / f"{key}.{os.getpid()}"
@@ -231,6 +231,15 @@ def _build_here(extension: Extension, key: str, root: Path) -> Path:
             compile_library(extension, folder)
             os.rename(folder, root / key)
     return done
+
+
+def _shared_file(path: Path) -> IO[bytes]:
+    """The file, opened for writing by whichever rank comes first; ranks may have different users."""
+    mask = os.umask(0)
+    try:
+        return open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "wb")
+    finally:
+        os.umask(mask)
 
 
 def _texts(x: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pkb.evaluate.ranks import RankGroup
 from pkb.problem import Cost
 
 METADATA_FLOOR, METADATA_CAP = 4 << 10, 64 << 10
@@ -45,8 +44,3 @@ def assess(policy: str, replies: Sequence[dict[str, Any]], calls: int, carried: 
             found, f"rule collectives=metadata: {source} moved {found} bytes per rank and call; {limit:.0f} are allowed"
         )
     return Traffic(found, "")
-
-
-def out_of_memory(group: RankGroup | None) -> bool:
-    """Whether the kernel, not the candidate, says that memory ran out."""
-    return group is not None and group.oom_kills() > 0

@@ -18,7 +18,7 @@ import pkb
 from pkb import problem as problems
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
-from pkb.evaluate import sandbox
+from pkb.evaluate import sandbox, watch
 from pkb.evaluate.build import Build, build
 from pkb.evaluate.ranks import GroupFailed, RankGroup, Zygote, request_of
 from pkb.evaluate.sandbox import Policy
@@ -26,7 +26,9 @@ from pkb.evaluate.session import Session
 from pkb.records import Evaluation, Job
 from pkb.verdict import Verdict
 
-CANDIDATE_UID = 64_000
+#: Users of candidate groups: each group has its own (on CPU ranks each rank), so that limits per user are limits per group.
+FIRST_UID, FEW_UID = 1 << 28, 60_000
+MOST_OF_MEMORY = 0.5  # of what the machine has available, at most, for one candidate group
 
 
 class Evaluator:
@@ -54,6 +56,7 @@ class Evaluator:
         self._reference: RankGroup | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spare")
         self._spare: Future[RankGroup] | None = None
+        self._groups = 0
 
     def evaluate(self, job: Job, built: Build | None = None) -> Evaluation:
         """Judge one candidate. Raises HarnessError for the machine's faults, UserError for an inadmissible job."""
@@ -144,21 +147,33 @@ class Evaluator:
     def _start_candidate(self) -> RankGroup:
         limits = self.config.evaluation.limits
         scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.root))
-        os.chmod(scratch, 0o777)
+        os.chmod(scratch, 0o755)
+        for shared in ("extensions", "triton"):
+            (scratch / shared).mkdir()
+            os.chmod(scratch / shared, 0o777)
         policy = Policy(
             level=self.level,
             scratch=os.fspath(scratch),
             hidden=self._hidden(),
             keep=_needed(),
-            memory_bytes=limits.memory_bytes,
+            memory_bytes=min(limits.memory_bytes, int(MOST_OF_MEMORY * watch.available_bytes())),
             processes=limits.processes,
             file_bytes=limits.scratch_bytes,
-            uid=CANDIDATE_UID if os.getuid() == 0 else 0,
+            uid=self._next_uid() if os.getuid() == 0 else 0,
+            gpu=self.config.device != "cpu",
         )
         group = self._start("candidate", policy)
         group.started()
         group.meet()
         return group
+
+    def _next_uid(self) -> int:
+        """The first of ``ranks`` user ids that no other group of this machine has, as far as the ids that we may use reach."""
+        self._groups += 1
+        with open("/proc/self/uid_map") as file:
+            reach = max(int(first) + int(count) for first, _, count in (line.split() for line in file))
+        place = (os.getpid() << 12) + (self._groups * self.config.ranks) % (1 << 12)
+        return FIRST_UID + place if reach > 1 << 31 else FEW_UID + place % 5000
 
     def _start(self, role: str, policy: Policy) -> RankGroup:
         from pkb.evaluate.ranks import ENVIRONMENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pkb.errors import HarnessError
-from pkb.evaluate import wire
+from pkb.evaluate import watch, wire
 from pkb.evaluate.sandbox import Policy
 
 #: What rank processes may inherit; everything else (keys, credentials, paths of the user) stays out.
@@ -41,6 +42,7 @@ ENVIRONMENT = (
     "NVIDIA_DRIVER_CAPABILITIES",
 )
 LOG_HEAD, LOG_TAIL = 64 << 10, 64 << 10
+PIPE_BYTES = 1 << 20  # as much as an unprivileged pipe may hold: who prints a lot waits less for the reader
 
 
 class GroupFailed(Exception):
@@ -111,8 +113,10 @@ class Log:
     dropped: int = 0
 
     def drain(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         with os.fdopen(fd, "rb", buffering=0) as stream:
-            while chunk := stream.read(1 << 16):
+            while chunk := stream.read(PIPE_BYTES):
                 room = LOG_HEAD - len(self.head)
                 self.head += chunk[:room]
                 rest = self.tail + chunk[room:] if room < len(chunk) else self.tail
@@ -140,6 +144,8 @@ class RankGroup:
         self.pid = 0
         self.ended = False
         self.awaited: set[int] = set()  # ranks that owe an answer
+        self.held_bytes = 0  # of memory, when init found it to be too much
+        self._oom_kills = watch.kernel_oom_kills()
         self._start_deadline = time.monotonic() + deadline_s
         self.links: list[socket.socket] = []
 
@@ -308,19 +314,18 @@ class RankGroup:
             raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
         return None
 
-    def oom_kills(self) -> int:
-        """How often the kernel's out-of-memory killer struck in this group's control group (0 where there is none)."""
-        return 0
+    def memory_ran_out(self) -> bool:
+        """Whether the group was ended for its memory: by its init, which watches it, or by the kernel since the group began."""
+        return self.held_bytes > 0 or watch.kernel_oom_kills() > self._oom_kills
 
     def _failure(self, kind: str, rank: int, text: str, trace: str = "", status: int = 0) -> GroupFailed:
         return GroupFailed(kind, rank, text, trace, status, self.role)
 
     def _receive(self, rank: int, deadline: float) -> dict[str, Any]:
         control = self.controls[rank]
-        control.settimeout(max(0.05, deadline - time.monotonic()))
         self.awaited.discard(rank)
         try:
-            return wire.receive_message(control)
+            return wire.receive_message(control, deadline=max(deadline, time.monotonic() + 0.05))
         except TimeoutError:
             raise self._failure("stuck", rank, f"no answer from rank {rank}") from None
         except wire.WireError as error:
@@ -349,6 +354,8 @@ class RankGroup:
             self._raise_death(next(iter(self.exits)))
 
     def _note(self, message: Mapping[str, Any]) -> None:
+        if "memory" in message:
+            self.held_bytes = int(message["memory"])
         if "exit" in message:
             self.exits[int(message["exit"])] = int(message["status"])
 

@@ -17,6 +17,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pkb.evaluate import seccomp, watch
+
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x00020000,
     0x04000000,
@@ -26,7 +28,9 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWN
     0x40000000,
 )
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION = 0x20080522
 LEVELS = ("none", "process", "namespaces")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,7 +46,19 @@ class Policy:
     memory_bytes: int = 0
     processes: int = 0
     file_bytes: int = 0
-    uid: int = 0  # ranks run as uid + rank where the group was started by root; 0: keep
+    uid: int = 0  # where root starts the group, rank r runs as uid + r (all as uid on GPUs); 0: keep
+    gpu: bool = (
+        False  # CUDA's symmetric memory passes handles between ranks: they share a user and may be inspected by each other
+    )
+
+    def home(self, rank: int) -> str:
+        """The rank's own folder inside the scratch: its HOME and TMPDIR, closed to the other ranks."""
+        return os.path.join(self.scratch, f"rank{rank}")
+
+    @property
+    def extensions(self) -> str:
+        """The folder that all ranks of the group may write, where extensions are built once for all."""
+        return os.path.join(self.scratch, "extensions")
 
 
 def die_with_parent() -> None:
@@ -124,6 +140,14 @@ def furnish(policy: Policy) -> None:
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
+def group_bytes(policy: Policy, pids: list[int]) -> int:
+    """Called by init: memory that the group holds (``pids``: its ranks)."""
+    if policy.level == "namespaces":
+        everyone = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        return watch.held_bytes(everyone, _PRIVATE)
+    return watch.held_bytes({*pids, *_descendants(os.getpid())})
+
+
 def _room(folder: str, policy: Policy) -> int:
     if folder == "/dev/shm":
         return policy.memory_bytes or 1 << 30
@@ -151,18 +175,39 @@ def confine(policy: Policy, rank: int) -> None:
     """Called by each rank before it does anything: limits, identity, no new privileges."""
     if policy.level == "none":
         return
+    home, uid = policy.home(rank), policy.uid + (0 if policy.gpu else rank)
+    os.makedirs(home, 0o700)
+    with contextlib.suppress(OSError):
+        _write("/proc/self/oom_score_adj", "1000")  # when memory runs out, the kernel takes candidates first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if policy.memory_bytes and not policy.gpu:
+        resource.setrlimit(resource.RLIMIT_DATA, (policy.memory_bytes, policy.memory_bytes))
     if policy.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (policy.file_bytes, policy.file_bytes))
     if policy.processes:
         resource.setrlimit(resource.RLIMIT_NPROC, (policy.processes, policy.processes))
     if policy.uid and os.getuid() == 0:
+        os.chown(home, uid, uid)
         os.setgroups([])
-        os.setresgid(policy.uid, policy.uid, policy.uid)
-        os.setresuid(policy.uid, policy.uid, policy.uid)
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    _drop_capabilities()
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _libc.prctl(PR_SET_DUMPABLE, int(policy.gpu), 0, 0, 0)
     die_with_parent()  # changing the user id clears it
-    os.chdir(policy.scratch)
+    os.chdir(home)
+    seccomp.install(policy.gpu)
+
+
+def _drop_capabilities() -> None:
+    """Give up every capability for good: root of a user namespace has all of them inside it."""
+    for capability in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break
+    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header, none = struct.pack("<Ii", _CAPABILITY_VERSION, 0), struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    if _libc.capset(header, none) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
 
 
 def signal_group(policy: Policy, ranks: list[int], number: int) -> None:

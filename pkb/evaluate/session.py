@@ -351,7 +351,7 @@ def _blame(error: GroupFailed, group: RankGroup | None, on_raise: Verdict) -> Ve
     if error.kind == "stuck":
         return Verdict.DEADLOCK
     if error.kind == "died":
-        killed = error.status == signal.SIGKILL and integrity.out_of_memory(group)
+        killed = error.status == signal.SIGKILL and group is not None and group.memory_ran_out()
         return Verdict.OUT_OF_MEMORY if killed else Verdict.RUNTIME_ERROR
     known = {
         "compile": Verdict.COMPILE_ERROR,

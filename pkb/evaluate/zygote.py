@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from pkb.evaluate import sandbox, wire
+from pkb.evaluate import sandbox, watch, wire
 
 #: What a rank runs, by the role of its group.
 _ROLES = {
@@ -113,9 +113,16 @@ def _init(request: dict[str, Any], policy: sandbox.Policy, group: socket.socket,
     for fd in [*rank_fds, log_fd]:
         os.close(fd)
     wire.send_message(group, ranks=[pid for pid in ranks])
+    watching = policy.level != "none" and policy.memory_bytes > 0
     while True:
         watched: list[Any] = [group, wake_read]
-        readable = select.select(watched, [], [])[0]
+        readable = select.select(watched, [], [], watch.PERIOD_S if watching else None)[0]
+        if watching and not readable:
+            held = sandbox.group_bytes(policy, list(ranks))
+            if held > policy.memory_bytes:
+                wire.send_message(group, memory=held)
+                sandbox.signal_group(policy, list(ranks), signal.SIGKILL)
+                watching = False
         if wake_read in readable:
             os.read(wake_read, 4096)
             _reap(group, ranks)
@@ -151,6 +158,8 @@ def _rank(request: dict[str, Any], policy: sandbox.Policy, rank: int, control_fd
         os.close(fd)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if policy.scratch:
+        os.environ.update(HOME=policy.home(rank), TMPDIR=policy.home(rank))
     sandbox.confine(policy, rank)
     control = socket.socket(fileno=control_fd)
     code = 1
