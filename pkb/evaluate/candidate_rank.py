@@ -89,24 +89,25 @@ class Contestant:
         self._answer(output, inputs)
         return {"seconds": seconds, "storages": reuse}
 
-    def do_burst(self, order: list[int], late_ms: float, delay_us: float, fresh: bool) -> dict[str, Any]:
+    def do_burst(self, order: list[int], late_ms: float, delay_us: float, changed: list[int], whole: int) -> dict[str, Any]:
         """Back-to-back calls without host synchronisation; outputs consumed in stream order, inputs overwritten at once.
 
         order: index of the received set for each call. late_ms: this rank's delay before each call (random up to it).
-        delay_us: longest random delay at the barriers of ``pkb.symm``. fresh: receive sets first.
+        delay_us: longest random delay at the barriers of ``pkb.symm``. changed: inputs that belong to every answer because the
+        problem changes them. whole: the call whose answer holds all inputs.
         """
         symm.set_delay(delay_us)
-        if fresh:
-            self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
+        self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
         dice = random.Random()
         self.account.take()
         answers = []
-        for index in order:
+        for call, index in enumerate(order):
             inputs = self.seat.ready(tree.clone(self.sets[index]))
             if late_ms:
                 time.sleep(dice.random() * late_ms / 1e3)
             output = self.solve(*inputs)
-            answers.append([_plain(output), _plain(inputs)])
+            kept = [x if call == whole or i in changed else None for i, x in enumerate(inputs)]
+            answers.append([_plain(output), _plain(kept)])
             _overwrite(inputs)
         self.seat.synchronize()
         symm.set_delay(0.0)
@@ -144,7 +145,7 @@ def _plain(x: Any) -> Any:
         if isinstance(v, torch.Tensor):
             if type(v) not in (torch.Tensor, torch.nn.Parameter):
                 return {"not a plain tensor": type(v).__name__}
-            return v.detach().clone(memory_format=torch.preserve_format)
+            return v.detach().clone() if v.is_sparse else v.detach().clone(memory_format=torch.preserve_format)
         if isinstance(v, bool | int | float | str | None | torch.Size | torch.dtype):
             return v
         if isinstance(v, torch.distributed.ProcessGroup):

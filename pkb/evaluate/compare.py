@@ -133,9 +133,8 @@ def judge(expected: Expected, output: Any, after: Any) -> Judgement:
     ]
     if fault := _structure_fault(expected, output, after):
         return Judgement(False, math.inf, fault)
-    for i, (was, now) in enumerate(zip(expected.inputs, after, strict=True)):
-        if i not in expected.mutates and not _same_bits(was, now):
-            return Judgement(True, math.inf, f"input '{expected.names[i]}' was changed; the contract leaves inputs unchanged")
+    if fault := input_fault(expected, after):
+        return Judgement(True, math.inf, fault)
     assert expected.problem is not None
     found = _compared(expected.problem, expected.inputs, output, after)
     worst = Judgement(True, 0.0, "")
@@ -144,6 +143,14 @@ def judge(expected: Expected, output: Any, after: Any) -> Judgement:
         if error > worst.error:
             worst = Judgement(True, error, detail if error > 1.0 else "")
     return worst
+
+
+def input_fault(expected: Expected, after: Sequence[Any]) -> str:
+    """Which input came back changed although the contract leaves it alone, in words; '' if none (None: not handed over)."""
+    for i, (was, now) in enumerate(zip(expected.inputs, after, strict=False)):
+        if i not in expected.mutates and now is not None and not _same_bits(was, now):
+            return f"input '{expected.names[i]}' was changed; the contract leaves inputs unchanged"
+    return ""
 
 
 def _expected(

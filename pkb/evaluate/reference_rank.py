@@ -99,11 +99,10 @@ class Bench:
         output, after = _answer_in(self._receive(expected.set_bytes))
         return self._judge(trial, expected, output, after).as_dict()
 
-    def do_burst(self, trials: list[int], keys: list[str], order: list[int], fresh: bool) -> dict[str, Any]:
+    def do_burst(self, trials: list[int], keys: list[str], order: list[int]) -> dict[str, Any]:
         """Send several trials at once, wait for the answers of back-to-back calls in ``order``, judge each."""
         expected = [self._expected(t, k) for t, k in zip(trials, keys, strict=True)]
-        if fresh:
-            wire.send_tree(self._link(), {"sets": [e.inputs for e in expected]})
+        wire.send_tree(self._link(), {"sets": [e.inputs for e in expected]})
         answers = self._receive(len(order) * max(e.set_bytes for e in expected))
         if not isinstance(answers, list) or len(answers) != len(order):
             raise wire.WireError("not one answer for each call")
@@ -166,8 +165,15 @@ class Bench:
 
     def _judge(self, trial: int, expected: compare.Expected, output: Any, after: Any) -> compare.Judgement:
         """Judge an answer; one that repeats a right answer to the same trial bit by bit need not be compared again."""
-        answer = [output, after]
-        if trial in self.right and compare.same_answer(answer, self.right[trial][0]):
+        answer = [
+            output,
+            [x if i in expected.mutates else None for i, x in enumerate(after)] if isinstance(after, list) else after,
+        ]
+        if (
+            trial in self.right
+            and compare.same_answer(answer, self.right[trial][0])
+            and not compare.input_fault(expected, after)
+        ):
             return self.right[trial][1]
         found = compare.judge(expected, output, after)
         if found.right:

@@ -27,6 +27,7 @@ from pkb.verdict import Stage, Verdict
 
 LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a call
 RANDOM_DELAY_US = 300
+BURST_BYTES = 1 << 30  # of answers of one burst, per rank
 
 
 class Ended(Exception):
@@ -159,15 +160,15 @@ class Session:
         trials = list(range(self.config.evaluation.trials))
         dice = random.SystemRandom()
         late = dice.randrange(self.job.world_size)
-        order = trials * 2 + dice.sample(trials * 2, len(trials))
+        order = (trials * 2 + dice.sample(trials * 2, len(trials)))[: self._burst_calls(len(trials), 3 * len(trials))]
         for name, order_now, slowed in (
-            ("alone", [0, 0, 0], None),
+            ("alone", [0] * self._burst_calls(2, 3), None),
             ("back to back", order, None),
             ("with a late rank", order, late),
         ):
             trials_now = [0] if name == "alone" else trials
             keys = [self._key(t) for t in trials_now]
-            self.reference.tell(do="burst", trials=trials_now, keys=keys, order=order_now, fresh=True)
+            self.reference.tell(do="burst", trials=trials_now, keys=keys, order=order_now)
             self._candidate(
                 self.config.evaluation.limits.call_seconds * 2,
                 Verdict.RUNTIME_ERROR,
@@ -175,7 +176,8 @@ class Session:
                 do="burst",
                 delay_us=0.0 if name == "alone" else RANDOM_DELAY_US,
                 order=order_now,
-                fresh=True,
+                changed=self._changed(),
+                whole=dice.randrange(len(order_now)),
             )
             judged = self._judged()
             bad = next((j for j in judged if not j["right"]), None)
@@ -190,8 +192,8 @@ class Session:
     def _traffic(self) -> integrity.Traffic:
         """What torch.distributed and the loopback interface carried per call, once everything has settled."""
         assert self.group is not None
-        calls = 8
-        self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls, fresh=True)
+        calls = self._burst_calls(2, 8)
+        self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls)
         before = self._loopback_bytes()
         replies = self._candidate(
             self.config.evaluation.limits.call_seconds * 2,
@@ -200,7 +202,8 @@ class Session:
             late_ms=0.0,
             delay_us=0.0,
             order=[0] * calls,
-            fresh=True,
+            changed=self._changed(),
+            whole=-1,
         )
         after = self._loopback_bytes()
         self._judged()
@@ -218,10 +221,10 @@ class Session:
             return
         assert self.group is not None
         self.before_timing()
-        spec = problem.load(self.job.problem)
         with self._faults(Verdict.RUNTIME_ERROR):
-            changed = [i for i, p in enumerate(spec.parameters()) if p.name in spec.mutates]
-            found = timing.measure(self.reference, self.group, settings, self._key, self.set_bytes, changed, self.job.device)
+            found = timing.measure(
+                self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
+            )
         if found.wrong:
             raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
         self.fields.update(
@@ -303,6 +306,15 @@ class Session:
         if not any(r.get("failed") == "link" for r in replies):
             raise self.reference_failed(error) from None
         return GroupFailed("link", error.rank, "half an answer", role="reference")
+
+    def _changed(self) -> list[int]:
+        """Positions of the inputs that the problem changes."""
+        spec = problem.load(self.job.problem)
+        return [i for i, p in enumerate(spec.parameters()) if p.name in spec.mutates]
+
+    def _burst_calls(self, least: int, most: int) -> int:
+        """How many calls of a burst are kept and compared: ``most``, or as many as BURST_BYTES hold."""
+        return max(least, min(most, BURST_BYTES // max(1, self.set_bytes)))
 
     def _first_deadline(self) -> float:
         limits = self.config.evaluation.limits
