@@ -62,9 +62,7 @@ def listed(rows: pl.LazyFrame, answers: pl.LazyFrame, limit: int = LISTED) -> At
     if total > limit:
         ranked = ranked.filter(pl.col("rank") < 3).sort("rank", *KEY).head(limit)
     index = ranked.sort(KEY).collect()
-    extra = rows.select(*KEY, mechanism=mechanism_of(pl.col("extra")))
-    wanted = index.lazy().select(KEY)
-    told = extra.join(wanted, on=KEY, how="semi").collect(engine="streaming")
+    told = _of(rows.select(*KEY, mechanism=mechanism_of(pl.col("extra"))), index)
     return Attempts(index.join(told, on=KEY, how="left", maintain_order="left"), total)
 
 
@@ -76,13 +74,25 @@ def texts(rows: pl.LazyFrame, answers: pl.LazyFrame, index: pl.DataFrame) -> Ite
     order = index.with_row_index("row").sort("rank", "row")
     for start in range(0, order.height, _BATCH):
         wanted = order[start : start + _BATCH]
-        keys = wanted.lazy().select(KEY)
         found: dict[tuple[Any, ...], dict[str, Any]] = {}
         for table in (answers, rows):
-            for row in table.join(keys, on=KEY, how="semi").collect(engine="streaming").iter_rows(named=True):
+            columns = [c for c in table.collect_schema().names() if c in (*KEY, *_SHOWN)]
+            for row in _of(table.select(columns), wanted).iter_rows(named=True):
                 found.setdefault(tuple(row[k] for k in KEY), {}).update(row)
         for row in wanted.iter_rows(named=True):
             yield row["row"], _document(found.get(tuple(row[k] for k in KEY), {}))
+
+
+def _of(table: pl.LazyFrame, wanted: pl.DataFrame) -> pl.DataFrame:
+    """The rows of ``table`` whose keys are in ``wanted``.
+
+    A filter on names that Parquet stores goes into the scan, which then decodes the texts of matching rows only; a join alone
+    would hold the texts of all rows in memory. The join afterwards tells apart runs that share names.
+    """
+    ident = pl.concat_str(KEY[1:], separator="\x1f")
+    names = wanted.select(ident).to_series().unique()
+    few = table.filter(ident.is_in(names.implode())).collect(engine="streaming")
+    return few.join(wanted.select(KEY), on=KEY, how="semi")
 
 
 _SHOWN = (
@@ -113,13 +123,17 @@ def _cut(name: str, value: Any) -> Any:
 
 def prompts(answers: pl.LazyFrame, index: pl.DataFrame, limit: int = 4_000_000) -> dict[str, str]:
     """Prompt texts of the listed rows by hash, as many as fit in ``limit`` characters."""
-    first = index.lazy().select(KEY)
-    found = answers.join(first, on=KEY, how="semi").select("prompt_hash", "prompt")
+    first = index.join(_hashes(answers, index), on=KEY).unique("prompt_hash", keep="first", maintain_order=True)
+    found = _of(answers.select(*KEY, "prompt_hash", "prompt"), first)
     kept: dict[str, str] = {}
-    for name, text in found.unique("prompt_hash", keep="any").sort("prompt_hash").collect(engine="streaming").iter_rows():
+    for name, text in found.select("prompt_hash", "prompt").sort("prompt_hash").iter_rows():
         if sum(map(len, kept.values())) + len(text) <= limit:
             kept[name] = text
     return kept
+
+
+def _hashes(answers: pl.LazyFrame, index: pl.DataFrame) -> pl.DataFrame:
+    return _of(answers.select(*KEY, "prompt_hash"), index)
 
 
 def packed(value: Any) -> str:

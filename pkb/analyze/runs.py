@@ -76,14 +76,10 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """Attempts per model that the configuration asks for; None when it cannot be told."""
-        from pkb.config import Config
-
-        try:
-            names = Config(problems=[str(p) for p in self.config["problems"]]).problem_names()
-            return len(names) * int(self.config["attempts"])
-        except (KeyError, TypeError, ValueError, UserError):
-            return None
+        """Attempts per model that the run set out to make; None when it cannot be told."""
+        problems = self.meta.get("problems")
+        attempts = self.config.get("attempts")
+        return len(problems) * int(attempts) if isinstance(problems, list) and isinstance(attempts, int) else None
 
 
 def open_run(path: Path | str) -> Run:

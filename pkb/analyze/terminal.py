@@ -7,7 +7,9 @@ from typing import Any
 
 import polars as pl
 from rich.table import Table
+from rich.text import Text
 
+from pkb.analyze.runs import about
 from pkb.analyze.tables import Tables
 from pkb.verdict import Verdict
 
@@ -15,9 +17,9 @@ from pkb.verdict import Verdict
 NONE = "-"
 
 
-def summary_tables(found: Tables) -> list[Table | str]:
+def summary_tables(found: Tables) -> list[Table | Text]:
     """The headline, the verdicts and the denominators, ready to print."""
-    several = len(found.runs) > 1
+    several = found.counts["run"].n_unique() > 1
     values = {(r["run"], r["model"], r["metric"]): r for r in found.headline.iter_rows(named=True)}
     shown = [f"{m}@{k}" for m in ("pass", "fast1") for k in found.ks]
     head = Table(title="Share of problems, with 95 % intervals (bootstrap over problems)", title_justify="left")
@@ -29,23 +31,25 @@ def summary_tables(found: Tables) -> list[Table | str]:
         cells = [_percent(values.get((row["run"], row["model"], m))) for m in shown]
         speedup = values.get((row["run"], row["model"], "speedup"))
         money = [_dollars(row["cost_usd"], row["cost_unknown"]), _dollars(row["cost_per_correct"], row["cost_unknown"])]
-        head.add_row(*([row["run"]] if several else []), row["model"], *cells, _times(speedup), *money)
-    return [head, _verdict_table(found), *_denominators(found)]
+        named = [Text(n) for n in ([row["run"]] if several else []) + [row["model"]]]  # a name is no markup
+        head.add_row(*named, *(Text(c, justify="right") for c in [*cells, _times(speedup), *money]))
+    return [head, _verdict_table(found), *(Text(line) for line in _denominators(found))]
 
 
 def _verdict_table(found: Tables) -> Table:
-    present = set(found.verdicts["verdict"].unique())
+    present = found.verdicts["verdict"].unique().sort().to_list()
     order = [Verdict.CORRECT, *(v for v in Verdict if v is not Verdict.CORRECT)]
-    columns = [v for v in order if v in present]
+    columns = [*(str(v) for v in order if v in present), *(v for v in present if v not in order)]
     counts = {(r["run"], r["model"], r["verdict"]): r["attempts"] for r in found.verdicts.iter_rows(named=True)}
     table = Table(title="Attempts by verdict", title_justify="left")
-    for name in [*(["run"] if len(found.runs) > 1 else []), "model"]:
+    for name in [*(["run"] if found.counts["run"].n_unique() > 1 else []), "model"]:
         table.add_column(name, overflow="fold")
     for verdict in columns:
-        table.add_column(verdict.replace("_", " "), justify="right")
+        table.add_column(verdict.replace("_", " "), justify="right", overflow="fold")
     for row in found.counts.iter_rows(named=True):
         numbers = [str(counts.get((row["run"], row["model"], v), 0)) for v in columns]
-        table.add_row(*([row["run"]] if len(found.runs) > 1 else []), row["model"], *numbers)
+        named = [Text(n) for n in ([row["run"]] if found.counts["run"].n_unique() > 1 else []) + [row["model"]]]
+        table.add_row(*named, *numbers)
     return table
 
 
@@ -65,6 +69,11 @@ def _denominators(found: Tables) -> list[str]:
         lines.append(f"{row['model']}: " + ", ".join(parts))
     dropped = found.headline.filter((pl.col("dropped") > 0) & pl.col("metric").str.contains(r"^pass@")).iter_rows(named=True)
     lines += [f"{r['model']}: {r['metric']} leaves out {r['dropped']} problems with too few attempts" for r in dropped]
+    deviating = sum(bool(about(p).deviations) for p in found.cells["problem"].unique())
+    if deviating:
+        lines.append(
+            f"{deviating} of these problems differ on purpose from the original benchmark's; `pkb problems ID` says how"
+        )
     return [*lines, *(f"note: {n}" for n in found.notes)]
 
 

@@ -99,6 +99,8 @@ def write_run(
         folder.mkdir(parents=True)
         if rows:
             pq.write_table(table([r | {"run": name} for r in rows], schema), folder / "part-000001.parquet")
-    described = {"run": name, "config": json.loads(json.dumps((config or Config()).as_dict())), "versions": {}, **meta}
+    settings = json.loads(json.dumps((config or Config()).as_dict()))
+    problems = sorted({r["problem"] for r in [*evaluations, *generations]})
+    described = {"run": name, "config": settings, "problems": problems, **meta}
     (path / "run.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
     return path

@@ -218,3 +218,18 @@ def test_texts_stop_at_the_budget_and_keep_the_best_first() -> None:
     rows = [row for piece, _ in kept for row in piece]
     assert rows == list(range(len(rows))) and 0 < len(rows) < 5000
     assert len([row for piece, _ in drilldown.chunks(((i, {}) for i in range(50)), budget=None) for row in piece]) == 50
+
+
+@needs_browser
+def test_missing_figures_are_dashes(browser: Browser, tmp_path: Path) -> None:
+    rows = [
+        evaluation("m", "001_allreduce", 0, "correct", 2.0, speedup_low=None, speedup_high=None, candidate_ms=None),
+        evaluation("m", "099_unknown", 0, "correct", None, shared_device=True),
+        evaluation("m", "002_allgather", 0, "a_verdict_of_tomorrow", extra="not json"),
+    ]
+    render([write_run(tmp_path / "run", rows)], "html", tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    for row in range(3):
+        browser.evaluate(f"location.hash = 'attempt={row}'")
+        browser.wait("document.getElementById('detail').open && document.querySelector('#detail dl')")
+    settled(browser, tmp_path)

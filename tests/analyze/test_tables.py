@@ -213,3 +213,8 @@ def test_what_is_no_run_is_said_in_one_line(tmp_path: Path, make: object, said: 
 def test_an_unknown_format_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="table, json"):
         render([tmp_path], "pdf")
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    rows = [evaluation("[red]vendor[/red]/x", "001_allreduce", 0, "correct", 2.0)]
+    assert "[red]vendor[/red]/x" in (render([write_run(tmp_path / "run", rows)]) or "")

@@ -105,7 +105,8 @@ function drawAttempts() {
 function speedText(a) {
   if (a.speedup === null || a.speedup === undefined) return '-';
   const shared = a.shared_device ? ' shared device' : '';
-  return a.speedup_low === null ? times(a.speedup) + shared : `${times(a.speedup)} [${a.speedup_low.toPrecision(3)}, ${a.speedup_high.toPrecision(3)}]${shared}`;
+  const known = a.speedup_low !== null && a.speedup_high !== null;
+  return times(a.speedup) + (known ? ` [${a.speedup_low.toPrecision(3)}, ${a.speedup_high.toPrecision(3)}]` : '') + shared;
 }
 
 // -- one attempt ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,12 @@ const VERDICT_COLORS = {
   runtime_error: '#ee6677', out_of_memory: '#f4a3ac', compile_error: '#ee8866', load_error: '#f2bb9d', no_code: '#8c96a3',
   bad_interface: '#b3bac4', forbidden: '#ccbb44', tampering: '#222222', harness_error: '#66ccee',
 };
+/** The known verdicts that occur in these rows, in the order of their colours, then any that this page does not know. */
+function verdictsIn(rows) {
+  const there = new Set(rows.flatMap((r) => [r.verdict, r.following]).filter((v) => v));
+  const known = Object.keys(VERDICT_COLORS).filter((v) => there.delete(v));
+  return [...known, ...[...there].sort()];
+}
 const FRAMES = DATA.frames;
 const SERIES = DATA.series;
 const hidden = new Set(); // numbers of series that are switched off

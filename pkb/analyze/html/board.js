@@ -135,7 +135,7 @@ function drawMatrix() {
 
 function drawVerdicts() {
   const rows = rowsOf('verdicts').filter((r) => shown(r.series));
-  const present = Object.keys(VERDICT_COLORS).filter((v) => rows.some((r) => r.verdict === v));
+  const present = verdictsIn(rows);
   const of = new Map(rows.map((r) => [`${r.series}/${r.verdict}`, r]));
   fillTable('verdicts', ['model', ...present.map(plain)], shownSeries().map((s) => [
     SERIES[s].label,
@@ -155,7 +155,7 @@ function drawBounds() {
 
 function drawTransitions() {
   const rows = rowsOf('transitions').filter((r) => shown(r.series));
-  const known = Object.keys(VERDICT_COLORS).filter((v) => rows.some((r) => r.verdict === v || r.following === v));
+  const known = verdictsIn(rows);
   const sum = (from, to) => rows.filter((r) => r.verdict === from && (!to || r.following === to)).reduce((total, r) => total + r.count, 0);
   fillTable('transitions', ['after, then came', ...known.map(plain)], known.filter((from) => sum(from)).map((from) => [
     plain(from), ...known.map((to) => {

@@ -87,7 +87,7 @@ function stackedShares(id, rows, kind, count, colors, order) {
 
 function drawFailures() {
   const rows = rowsOf('verdicts').filter((r) => shown(r.series) && r.verdict !== 'harness_error');
-  stackedShares('failure-chart', rows, 'verdict', 'attempts', VERDICT_COLORS, Object.keys(VERDICT_COLORS));
+  stackedShares('failure-chart', rows, 'verdict', 'attempts', VERDICT_COLORS, verdictsIn(rows));
 }
 
 function drawMechanisms() {
