@@ -132,6 +132,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run directories.")],
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to FILE instead of stdout.")] = None,
+    assets: Annotated[bool, typer.Option("--assets", help="html: texts of all attempts, in a folder beside the file.")] = False,
+    policy: Annotated[
+        str, typer.Option("--policy", help="any: judge candidates that broke the run's policy by their values.")
+    ] = "run",
 ) -> int:
     """Turn runs into tables: pass@k, fast_p@k, verdicts, cost.
 
@@ -141,7 +145,7 @@ def report(
     """
     from pkb.analyze import report as reports
 
-    text = reports.render(runs, format.value, out)
+    text = reports.render(runs, format.value, out, policy, assets)
     if text is not None:
         print(text)
     elif out is not None:

@@ -37,19 +37,20 @@ def summary_tables(found: Tables) -> list[Table | Text]:
 
 
 def _verdict_table(found: Tables) -> Table:
+    """Verdicts down, models across: there are more verdicts than models, as a rule."""
     present = found.verdicts["verdict"].unique().sort().to_list()
     order = [Verdict.CORRECT, *(v for v in Verdict if v is not Verdict.CORRECT)]
-    columns = [*(str(v) for v in order if v in present), *(v for v in present if v not in order)]
+    rows = [*(str(v) for v in order if v in present), *(v for v in present if v not in order)]
     counts = {(r["run"], r["model"], r["verdict"]): r["attempts"] for r in found.verdicts.iter_rows(named=True)}
+    several = found.counts["run"].n_unique() > 1
+    models = found.counts.select("run", "model").rows()
     table = Table(title="Attempts by verdict", title_justify="left")
-    for name in [*(["run"] if found.counts["run"].n_unique() > 1 else []), "model"]:
-        table.add_column(name, overflow="fold")
-    for verdict in columns:
-        table.add_column(verdict.replace("_", " "), justify="right", overflow="fold")
-    for row in found.counts.iter_rows(named=True):
-        numbers = [str(counts.get((row["run"], row["model"], v), 0)) for v in columns]
-        named = [Text(n) for n in ([row["run"]] if found.counts["run"].n_unique() > 1 else []) + [row["model"]]]
-        table.add_row(*named, *numbers)
+    table.add_column("verdict", no_wrap=True)
+    for run, model in models:
+        table.add_column(Text(f"{model}\n{run}" if several else model), justify="right", overflow="fold")
+    for verdict in rows:
+        numbers = [str(counts.get((run, model, verdict), 0)) for run, model in models]
+        table.add_row(Text(verdict.replace("_", " ")), *numbers)
     return table
 
 
@@ -85,7 +86,10 @@ def _percent(row: Mapping[str, Any] | None) -> str:
 
 
 def _times(row: Mapping[str, Any] | None) -> str:
-    return NONE if row is None or row["value"] is None else f"{row['value']:.2f}x"
+    if row is None or row["value"] is None:
+        return NONE
+    text = f"{row['value']:.2f}x"
+    return text if row["low"] is None else f"{text}\n[{row['low']:.2f}, {row['high']:.2f}]"
 
 
 def _dollars(value: float | None, unknown: int) -> str:
