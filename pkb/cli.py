@@ -233,10 +233,16 @@ def import_kernels(
     Example:
       pkb import kernels/ --model by-hand --run outputs/by-hand device=cuda ranks=8
     """
+    from pkb import problem as known
     from pkb.sweep import kernels
 
-    count = kernels.import_folder(folder, model, run, overrides or [], config)
-    print(f"imported {count} kernels as the generations of {run}; judge them with: pkb sweep --resume {run}")
+    found = kernels.import_folder(folder, model, run, overrides or [], config)
+    for name, reason in found.skipped:
+        print(f"skipped {name}: {reason}")
+    print(
+        f"imported {found.files} kernels for {found.problems} of {len(known.names())} problems as the generations of {run}; "
+        f"judge them with: pkb sweep --resume {run}"
+    )
     return 0
 
 

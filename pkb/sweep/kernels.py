@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pkb import config as configuration
-from pkb import problem as known
 from pkb.errors import UserError
 from pkb.records import AttemptKey, Generation
 from pkb.store import run as runs
 from pkb.store.rows import generation_row
 from pkb.store.writer import RunStore
+from pkb.sweep.kernel_names import match
 from pkb.verdict import GenerationStatus
 
-#: 1_allreduce_cuda.py, 001_allreduce.py, 12_allgather_gemm_triton_v2.py
-_NAME = re.compile(r"(\d{1,3})_(\w+)\.py")
+
+@dataclass(frozen=True)
+class Imported:
+    """files: how many kernels became generations. problems: how many problems they cover. skipped: (file, why) of the others."""
+
+    files: int
+    problems: int
+    skipped: tuple[tuple[str, str], ...]
 
 
-def import_folder(folder: Path, model: str, run: Path, overrides: Sequence[str] = (), config: str = "default") -> int:
-    """Make a new run of the kernels in a folder; returns how many there are.
+def import_folder(folder: Path, model: str, run: Path, overrides: Sequence[str] = (), config: str = "default") -> Imported:
+    """Make a new run of the kernels in a folder.
 
-    The number at the start of a file's name says which problem it is for; several files for one problem are its attempts, in
-    order of their names. Raises UserError when no file has such a name, one names no problem, or the run directory is in use.
+    A file's name says which problem it is for (``kernel_names``); several files for one problem are its attempts, in order of
+    their names. Raises UserError when no file fits a problem, or the run directory is in use.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give one that holds kernels named NN_stem_backend.py")
     chosen: dict[str, list[Path]] = defaultdict(list)
+    skipped: list[tuple[str, str]] = []
     for path in sorted(folder.glob("*.py")):
-        if match := _NAME.fullmatch(path.name):
-            chosen[known.resolve(int(match[1]))].append(path)
+        found = match(path.name)
+        if found.problem:
+            chosen[found.problem].append(path)
+        else:
+            skipped.append((path.name, found.reason))
     if not chosen:
-        raise UserError(f"{folder} holds no file named like 1_allreduce_cuda.py")
+        why = f" ({skipped[0][0]}: {skipped[0][1]})" if skipped else ""
+        raise UserError(f"{folder} holds no file named like 1_allreduce_cuda.py{why}")
     if (run / runs.FILE).exists():
         raise UserError(f"{run} is a run already; give a new directory")
     problems = sorted(chosen)
@@ -53,7 +64,7 @@ def import_folder(folder: Path, model: str, run: Path, overrides: Sequence[str] 
     with RunStore(run) as store:
         runs.write(run, settings, {"models": [{"name": model, "imported": str(folder)}], "problems": problems})
         store.append("generations", rows)
-    return sum(len(paths) for paths in chosen.values())
+    return Imported(sum(len(paths) for paths in chosen.values()), len(chosen), tuple(skipped))
 
 
 def _generation(key: AttemptKey, path: Path | None) -> Generation:
