@@ -126,7 +126,7 @@ def furnish(policy: Policy) -> None:
             mode = 0 if path == scratch else MS_RDONLY
             _mount(None, path, None, MS_REMOUNT | MS_BIND | MS_NOSUID | mode)
     for folder in hidden:
-        if folder not in outer and os.path.isdir(folder):
+        if folder not in outer and os.path.isdir(folder) and not any(_inside(path, folder) for path in kept):
             _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "mode=755,size=4096")
     for folder in outer:
         if folder not in _PRIVATE:

@@ -160,10 +160,10 @@ def _rank(request: dict[str, Any], policy: sandbox.Policy, rank: int, control_fd
     os.environ.update(request["environment"])
     if policy.scratch:
         os.environ.update(HOME=policy.home(rank), TMPDIR=policy.home(rank))
-    sandbox.confine(policy, rank)
     control = socket.socket(fileno=control_fd)
     code = 1
     try:
+        sandbox.confine(policy, rank)
         importlib.import_module(_ROLES[request["role"]]).serve(control, rank, request)
         code = 0
     except BaseException:
