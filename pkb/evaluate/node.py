@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import pkb
 from pkb import problem as problems
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
-from pkb.evaluate import sandbox, watch
+from pkb.evaluate import folders, sandbox, watch
 from pkb.evaluate.build import Build, build
 from pkb.evaluate.ranks import GroupFailed, RankGroup, Zygote, request_of
 from pkb.evaluate.sandbox import Policy
@@ -29,6 +29,12 @@ from pkb.verdict import Verdict
 #: Users of candidate groups: each group has its own (on CPU ranks each rank), so that limits per user are limits per group.
 FIRST_UID, FEW_UID = 1 << 28, 60_000
 MOST_OF_MEMORY = 0.5  # of what the machine has available, at most, for one candidate group
+CANARY_BLOCKS, CANARY_CALLS = 5, 4
+#: A canary call that takes so many times its usual time, and so many seconds, means sickness, not load.
+SLOW, SLOW_SECONDS = {"cpu": 100.0, "cuda": 5.0}, {"cpu": 0.25, "cuda": 0.005}
+FREE_SECONDS, FREE_SLACK = 20.0, 256 << 20
+#: Verdicts that a broken machine could bring about: after them the reference ranks must still be well.
+_SUSPECT = (Verdict.LOAD_ERROR, Verdict.RUNTIME_ERROR, Verdict.OUT_OF_MEMORY, Verdict.DEADLOCK)
 
 
 class Evaluator:
@@ -50,18 +56,26 @@ class Evaluator:
         if sandbox.LEVELS.index(self.level) < sandbox.LEVELS.index(wanted):
             raise UserError(f"sandbox.require={wanted}: this machine offers only '{self.level}'; see `pkb doctor`")
         self.devices, self.shared = _devices(config, devices)
-        self.root = Path(tempfile.mkdtemp(prefix="pkb-node-"))
-        os.chmod(self.root, 0o711)
+        self.root, self._lock = folders.claim("pkb-node-")
         self._zygote: Zygote | None = None
         self._reference: RankGroup | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spare")
         self._spare: Future[RankGroup] | None = None
         self._groups = 0
+        self._usual: float | None = None  # seconds of a canary call when the reference ranks first came up
+        self._room: dict[str, int] = {}  # device memory that the next candidate found, bytes by device
+        self._sick: str | None = None
 
     def evaluate(self, job: Job, built: Build | None = None) -> Evaluation:
         """Judge one candidate. Raises HarnessError for the machine's faults, UserError for an inadmissible job."""
         start = time.monotonic()
         problems.load(job.problem).shape(job.world_size, job.preset, job.dtype, job.dims)
+        if job.world_size != self.config.ranks:
+            raise UserError(
+                f"this evaluator has {self.config.ranks} ranks, the job asks for {job.world_size}; set ranks={job.world_size}"
+            )
+        if self._sick is not None:
+            raise HarnessError(self._sick)
         reference = self._reference_group()
         session = Session(
             job,
@@ -75,16 +89,24 @@ class Evaluator:
         )
         try:
             evaluation = session.judge(built, lambda: build(job.source, job.device, self.config))
+            if evaluation.verdict in _SUSPECT and self.config.evaluation.canary:
+                self._pulse()
         except BaseException:
             self._drop_reference()
             raise
+        self._sick = self._held_memory()
         session.seconds["total"] = time.monotonic() - start
         return session.result(evaluation.verdict, evaluation.detail) if session.stage == evaluation.stage else evaluation
 
     def health(self) -> str | None:
-        """Judge the canary, problem 1's reference as its own candidate; None when it is right, else what is wrong."""
-        from dataclasses import replace
+        """None when this machine is well, else what is wrong.
 
+        Well: no device memory is held by groups that have ended, and the canary (problem 1's reference as its own candidate) is
+        right and takes the time it usually takes.
+        """
+        self._sick = self._held_memory()
+        if self._sick is not None:
+            return self._sick
         config = replace(self.config, integrity=replace(self.config.integrity, collectives="any"))
         timing = replace(config.evaluation.timing, enabled=False)
         config = replace(config, evaluation=replace(config.evaluation, timing=timing, trials=1))
@@ -92,6 +114,7 @@ class Evaluator:
         keep, self.config = self.config, config
         try:
             found = self.evaluate(Job(spec.name, spec.reference_source, config.ranks, "smoke", {}, config.dtype, config.device))
+            self._pulse()
         except HarnessError as error:
             return str(error)
         finally:
@@ -109,7 +132,7 @@ class Evaluator:
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
-        shutil.rmtree(self.root, ignore_errors=True)
+        folders.release(self.root, self._lock)
 
     def __enter__(self) -> Evaluator:
         return self
@@ -126,16 +149,24 @@ class Evaluator:
         return self._zygote
 
     def _reference_group(self) -> RankGroup:
+        if self._reference is not None and self._reference.casualty():
+            self._drop_reference()
         if self._reference is None:
             self._reference = self._start("reference", Policy())
             self._reference.started()
             self._reference.meet()
+            if self._usual is None and self.config.evaluation.canary:
+                self._usual = self._call_seconds()
         return self._reference
 
     def _take_candidate(self) -> RankGroup:
         """The spare group, or a new one; the next spare starts at once, beside the candidate's untimed stages."""
         spare, self._spare = self._spare, None
         group = (spare or self._pool.submit(self._start_candidate)).result()
+        if group.casualty():
+            group.kill()
+            group = self._pool.submit(self._start_candidate).result()
+        self._room = self._free_memory()
         self._spare = self._pool.submit(self._start_candidate)
         return group
 
@@ -192,6 +223,63 @@ class Evaluator:
         request = request_of(role, self.config.ranks, devices, backend, environment, policy)
         return self._forker().group(request, self.config.evaluation.limits.start_seconds)
 
+    # -- health ------------------------------------------------------------------------------------------------------
+
+    def _pulse(self) -> None:
+        """Have the reference ranks make a canary call. Raises HarnessError if they cannot, or need far longer than usual."""
+        seconds = self._call_seconds()
+        device = self.config.device
+        if self._usual is not None and seconds > max(SLOW[device] * self._usual, SLOW_SECONDS[device]):
+            raise HarnessError(f"canary: a call takes {seconds * 1e3:.3g} ms here, usually {self._usual * 1e3:.3g} ms")
+
+    def _call_seconds(self) -> float:
+        """Seconds of one call of problem 1's reference at its smallest size: slowest rank, best of several blocks."""
+        reference, spec = self._reference_group(), problems.load(1)
+        limit, key = self.config.evaluation.limits.start_seconds, secrets.token_hex(32)
+        try:
+            reference.ask(limit, do="problem", name=spec.name, preset="smoke", dims={}, dtype=self.config.dtype)
+            reference.ask(limit, do="sets", first=problems.TIMING_TRIAL, keys=[key], send=False)
+            found = []
+            for _ in range(CANARY_BLOCKS):
+                reference.tell(do="block", first=0, count=CANARY_CALLS, renew=False, answer=False, changed=[])
+                _, replies = reference.go(limit)
+                found.append(max(int(r["ns"]) for r in replies) / CANARY_CALLS / 1e9)
+        except GroupFailed as error:
+            raise self._reference_failed(error) from None
+        return min(found)
+
+    def _free_memory(self) -> dict[str, int]:
+        """Bytes by device that a candidate can have beside the reference ranks; empty on CPU ranks."""
+        if self.config.device == "cpu" or self._reference is None:
+            return {}
+        free: dict[str, int] = {}
+        kept: dict[str, int] = {}
+        try:
+            for reply in self._reference.ask(30.0, do="memory"):
+                device = str(reply["device"])
+                free[device] = int(reply["free"])
+                kept[device] = kept.get(device, 0) + int(reply["reserved"])
+        except GroupFailed as error:
+            raise self._reference_failed(error) from None
+        return {device: free[device] + kept[device] for device in free}
+
+    def _held_memory(self) -> str | None:
+        """Wait until the last candidate's device memory is free again; after FREE_SECONDS, say where it is not.
+
+        The candidate was measured beside a spare group that was starting; now only the spare is left, so there must be more.
+        """
+        deadline = time.monotonic() + FREE_SECONDS
+        while self._room:
+            now = self._free_memory()
+            short = {d: n - now[d] for d, n in self._room.items() if d in now and n - now[d] > FREE_SLACK}
+            if not short:
+                return None
+            if time.monotonic() > deadline:
+                lost = ", ".join(f"{n / 2**30:.1f} GiB on {d}" for d, n in short.items())
+                return f"device memory of an ended candidate did not come free within {FREE_SECONDS:g} s: {lost}"
+            time.sleep(0.05)
+        return None
+
     def _hidden(self) -> list[str]:
         """What no candidate may see: homes, the references and their tests, run directories."""
         package = Path(pkb.__file__).resolve().parent
@@ -203,7 +291,7 @@ class Evaluator:
         return [os.fspath(f) for f in folders if f.is_dir()]
 
     def _reference_failed(self, error: GroupFailed) -> Exception:
-        reason = f"reference ranks: {error}"
+        reason = f"reference ranks: {error.text}"
         if error.trace:
             reason += f" [{error.trace.strip().splitlines()[-1][:300]}]"
         self._drop_reference()

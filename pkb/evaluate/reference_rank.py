@@ -150,6 +150,13 @@ class Bench:
                 times.append(time.perf_counter() - start)
         return {"seconds": sorted(times)[1]}
 
+    def do_memory(self) -> dict[str, Any]:
+        """Device memory: free for everyone, and held by this rank's allocator for its own reuse (bytes)."""
+        if self.seat.device == "cpu":
+            return {"device": "cpu", "free": 0, "reserved": 0}
+        free, _ = torch.cuda.mem_get_info(self.seat.device)
+        return {"device": self.seat.device, "free": free, "reserved": torch.cuda.memory_reserved(self.seat.device)}
+
     def do_collect(self) -> dict[str, Any]:
         """Receive the counterpart's answer to the last call of its block, and keep it to judge later."""
         assert self.plain is not None

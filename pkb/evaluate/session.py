@@ -254,8 +254,13 @@ class Session:
             self.group.send_links([theirs for _, theirs in pairs])
 
     def _trusted(self, **command: Any) -> list[dict[str, Any]]:
-        with self._faults(Verdict.RUNTIME_ERROR):
-            return self.reference.ask(self.config.evaluation.limits.timing_seconds * 5, **command)
+        seconds = self.config.evaluation.limits.timing_seconds * 5
+        try:
+            return self.reference.ask(seconds, **command)
+        except GroupFailed as error:
+            if error.kind == "stuck":
+                error.text += f" ({self.job.problem} at size {_size_text(self.job)}); raise evaluation.limits.timing_seconds"
+            raise self.reference_failed(error) from None
 
     def _judged(self) -> list[dict[str, Any]]:
         with self._faults(Verdict.RUNTIME_ERROR):
@@ -279,6 +284,8 @@ class Session:
         except GroupFailed as error:
             if error.role == "reference" and error.kind not in ("link", "long", "stuck"):
                 raise self.reference_failed(error) from None
+            if loss := self.reference.casualty():
+                raise self.reference_failed(loss) from None
             group, extra = self.group, dict(self.fields.get("extra", {}))
             casualty = group.casualty(1.0 if error.kind == "link" else 0.0) if group is not None else None
             self.close()  # the links are down now: reference ranks that wait for an answer say so

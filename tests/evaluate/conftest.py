@@ -9,9 +9,17 @@ import pytest
 
 from pkb import config, problem
 from pkb.evaluate.node import Evaluator
+from pkb.evaluate.ranks import RankGroup
 from pkb.records import Evaluation, Job
 
-QUICK = ("evaluation.timing.enabled=false", "evaluation.limits.call_seconds=4", "evaluation.trials=3")
+QUICK = (
+    "evaluation.timing.enabled=false",
+    "evaluation.trials=3",
+    "evaluation.limits.call_seconds=4",
+    "evaluation.limits.timing_seconds=10",
+    "evaluation.limits.processes=64",
+    f"evaluation.limits.scratch_bytes={64 << 20}",
+)
 
 
 class Node:
@@ -21,6 +29,14 @@ class Node:
         self.base = (*QUICK, *overrides)
         self.evaluator = Evaluator(config.load(self.base), name="test")
         self.shm = set(os.listdir("/dev/shm"))
+        self.candidate: RankGroup | None = None
+        take = self.evaluator._take_candidate
+
+        def noting() -> RankGroup:
+            self.candidate = take()
+            return self.candidate
+
+        self.evaluator._take_candidate = noting
 
     def judge(self, source: str, problem_id: int | str = 1, *overrides: str, **job) -> Evaluation:
         """The judgement of a candidate, under overrides for this one."""
@@ -43,8 +59,8 @@ class Node:
     def left_behind(self) -> list[str]:
         """Every process, folder and shared segment that belongs to neither the reference group nor the spare group."""
         self.evaluator._settle()
-        spare = self.evaluator._spare.result()
-        known = {self.evaluator._reference.pid, spare.pid}
+        spare, reference = self.evaluator._spare.result(), self.evaluator._reference
+        known = {spare.pid} | ({reference.pid} if reference else set())
         known |= {parent(pid) for pid in known} | {c for pid in known for c in children(pid)}
         found = [f"process {pid}: {command(pid)}" for pid in descendants(self.zygote) if pid not in known]
         found += [f"folder {p}" for p in self.evaluator.root.glob("scratch-*") if p != Path(spare.scratch)]

@@ -27,7 +27,7 @@ CASES = {
         "import no_such_module\ndef solution(tensor): return tensor",
         Verdict.LOAD_ERROR,
         Stage.LOAD,
-        "rank 0: ModuleNotFoundError: No module named 'no_such_module'",
+        r"rank \d: ModuleNotFoundError: No module named 'no_such_module'",
     ),
     "raises on every rank": (
         "def solution(tensor): raise ValueError('no idea')",
