@@ -27,7 +27,7 @@ from pkb.problem import Problem, Tolerance
 
 CHUNK = 1 << 22
 OCTAVES = 96  # exponents from -64 to 31
-FEW = 32  # a bucket with fewer elements borrows its neighbours' reference error
+FEW = 256  # an octave with fewer elements borrows the reference error of those above it
 EPS = {
     torch.float64: 2.0**-52,
     torch.float32: 2.0**-23,
@@ -354,10 +354,20 @@ def _calibrate(reference: Any, oracle: torch.Tensor, tolerance: Tolerance, devic
 
 
 def _borrow(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Each octave's value, or the largest among its neighbours up to three octaves away where it has few elements."""
-    near = torch.nn.functional.max_pool1d(values.reshape(1, 1, -1), 7, 1, 3).reshape(-1)
-    close = torch.nn.functional.max_pool1d(values.reshape(1, 1, -1), 3, 1, 1).reshape(-1)
-    return torch.where(counts < FEW, near, close)
+    """The largest value of each octave's neighbours, and of as many octaves above it as hold FEW elements together.
+
+    Elements far below the bulk of a sum are left over where large addends cancel: they carry the errors of larger partial sums,
+    and whether the reference errs in one of a handful of them is chance.
+    """
+    close = torch.nn.functional.max_pool1d(values.reshape(1, 1, -1), 3, 1, 1)
+    own, held, borrowed = values.tolist(), counts.tolist(), close.reshape(-1).tolist()
+    for octave in range(OCTAVES):
+        elements, above = 0.0, octave
+        while elements < FEW and above < OCTAVES:
+            borrowed[octave] = max(borrowed[octave], own[above])
+            elements += held[above]
+            above += 1
+    return torch.tensor(borrowed, dtype=values.dtype)
 
 
 def _octave(x: torch.Tensor) -> torch.Tensor:

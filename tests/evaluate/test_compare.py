@@ -342,6 +342,23 @@ def test_elementwise_accepts_an_honest_reordering(spec):
     assert not judged(expected, torch.zeros_like(x[0])).right
 
 
+def test_elementwise_allows_for_cancellation_that_the_reference_happens_to_get_right(spec):
+    """One sum is far below all others, and only in the other order do large addends swallow it."""
+    x = addends(torch.bfloat16, shape=(4, 1000))
+    x[:, 7] = torch.tensor([0.0, 1.0, -1.0, 2.0**-20])
+    assert in_order(x)[7] == 2.0**-20 and in_order(x.flip(0))[7] == 0
+    assert judged(expected_of(spec(tolerance=Tolerance(elementwise=True)), in_order, x), in_order(x.flip(0))).right
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_elementwise_accepts_every_order_on_small_tensors_of_large_range(spec, seed):
+    x = torch.stack([Draw(b"%d" % seed, b"%d" % r, "wide", "bfloat16", "cpu").values(64, 96) for r in range(4)])
+    expected = expected_of(spec(tolerance=Tolerance(elementwise=True)), in_order, x)
+    for other in (x.flip(0), x.roll(1, 0)):
+        assert judged(expected, in_order(other)).right
+    assert judged(expected, through_int8(x)).error > 2
+
+
 def test_unordered_rows_may_come_in_any_order_but_all_must_come(spec):
     bag = spec(tolerance=Tolerance(unordered=True))
     x = torch.randint(0, 3, (40, 4)).to(torch.float32)
