@@ -33,14 +33,17 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """All-to-all of q, k, v and of the result; two projections; attention of h / W heads over the whole sequence."""
+    """All-to-all of q, k, v and of the result; two projections; attention of h / W heads over the whole sequence.
+
+    On two ranks it takes less to gather the hidden states and to project keys and values of all positions on every rank.
+    """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     width, length, local = s.h * s.d, s.S_l * world_size, s.h // world_size
     rows = s.B * s.S_l
     part = rows * width * b
     scores = s.B * local * length**2 * b
     return Cost(
-        sent_bytes=4 * part * (world_size - 1) / world_size,
+        sent_bytes=(world_size - 1) * min(4 * part / world_size, rows * s.H * b),
         flops=8 * rows * s.H * width + 4 * s.B * local * length**2 * s.d,
         memory_bytes=(rows * s.H + 4 * width * s.H) * b + rows * s.H * b + 8 * part,
         # Weights, activations and their exchange buffers, and up to four matrices of scores and the mask.
@@ -64,7 +67,8 @@ PROBLEM = Problem(
         "attention runs over the sequence, with a causal mask over the sequence; the original's runs over the local heads of "
         "each position, so that no rank needs another's data",
         "weights are replicated and scaled by 1/sqrt(fan-in); the original's differ by rank and saturate the softmax",
-        "three trials are causal; trials other than the first have several heads per rank",
+        "three trials are causal; trials other than the first have several heads per rank; one has odd sizes and heads that do "
+        "not add up to the hidden size, one a single row per rank",
     ),
     tags=("all-to-all",),
 )
