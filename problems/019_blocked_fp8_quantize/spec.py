@@ -64,12 +64,13 @@ PROBLEM = Problem(
     cost=cost,
     admissible=admissible,
     oracle="reference",
-    # a few codes may round the other way, by one step; scales of every magnitude agree to the last places
-    tolerance=(Tolerance(floor_ulps=1.0), Tolerance(elementwise=True)),
+    # a few codes may round the other way, by one step; scales of every magnitude agree to the last places, which approximate
+    # divisions and products with a reciprocal get wrong by one or two
+    tolerance=(Tolerance(floor_ulps=1.0), Tolerance(floor_ulps=4.0, elementwise=True)),
     deviations=(
         "blocks have log-uniform magnitudes, and some are zero, constant or dominated by one outlier; the original's are all "
         "alike, so one constant passes for every scale",
-        "block_size varies by trial; the original's is always 128",
+        "block_size varies by trial; the original's is always 128; one trial has a single row per rank, all zero on one of them",
         "scales are compared relatively; the original's absolute tolerance exceeds them",
     ),
 )
