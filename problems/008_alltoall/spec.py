@@ -35,6 +35,7 @@ PROBLEM = Problem(
     tolerance=Tolerance(exact=True),
     deviations=(
         "inputs are random and differ by position, rank and trial; the original's are constants that follow from the rank",
+        "one trial has an odd number of elements, one fewer than a vector holds",
         "outputs are compared bit for bit",
     ),
 )

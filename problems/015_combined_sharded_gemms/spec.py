@@ -54,7 +54,8 @@ PROBLEM = Problem(
     cost=cost,
     deviations=(
         "W1 and W2 are replicated (one network; the original's differ by rank) and scaled so that outputs are of order one",
-        "all dimensions can be set; the original fixes H and F",
+        "all dimensions can be set; the original fixes H and F; one trial has odd sizes and fewer output than input features, one a "
+        "single row per rank",
         "the contract is kept although its reduce-scatter adds only zeros and rows of the first GEMM go unused: whoever finds "
         "that redundancy may drop it, and the cost counts the least work (an all-to-all of x and an MLP on R/W rows)",
     ),

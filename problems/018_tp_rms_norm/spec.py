@@ -55,6 +55,7 @@ PROBLEM = Problem(
         "rows have log-uniform scales and slices a rank-dependent one, so that the statistic cannot be guessed locally; the "
         "original's rows and slices all have unit mean square",
         "epsilon varies by trial; one trial has rows whose mean square is near epsilon, and zero rows",
+        "one trial has three-dimensional hidden states of odd width",
         "the weight is 1 + 0.1 times a normal number; the original's is centred on zero",
     ),
 )

@@ -104,6 +104,7 @@ PROBLEM = Problem(
         "20 to 60 % of the labels are ignored, by rank, in one trial with an index inside the vocabulary and in another all "
         "labels of a rank; the original ignores none",
         "the head is replicated, half of the labels are sampled from it, and advantages have a positive mean",
+        "one trial has odd sizes and a two-dimensional batch",
         "old_logprobs and advantages are fp32 whatever the requested dtype",
     ),
 )

@@ -15,11 +15,11 @@ def solution(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (input_splits, output_splits, tokens_per_source_and_expert, tokens_per_expert), all on the CPU.
 
-    expert_mask: (E, k, T), one-hot [expert, slot, token], any numeric dtype; T may differ by rank. num_experts: E, a multiple
-    of the group's W ranks. group: None means the world.
-    Returns int64 (W,): rows sent to each rank; int64 (W,): rows received from each rank; (W, E / W) in the mask's dtype: rows
-    that each rank sends for each of this rank's experts; (E / W,) in the mask's dtype: its sum over the ranks. A token that
-    names an expert in two slots counts twice.
+    expert_mask: (E, k, T), one-hot [expert, slot, token], fp32 or another numeric dtype, whose sum has dtype C (fp32 for fp32,
+    int64 for any integer); T may differ by rank. num_experts: E, a multiple of the group's W ranks. group: None means the world.
+    Returns int64 (W,): rows sent to each rank; int64 (W,): rows received from each rank; (W, E / W) of dtype C: rows that each
+    rank sends for each of this rank's experts; (E / W,) of dtype C: its sum over the ranks. A token that names an expert in two
+    slots counts twice.
     """
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
     num_local_experts = num_experts // world_size

@@ -130,7 +130,7 @@ PROBLEM = Problem(
         "regrouping is the identity",
         "routing is skewed, with popular experts by rank and unused ones, and the number of tokens differs by rank; in one "
         "trial all tokens go to one rank, which has none itself, and some name an expert twice",
-        "num_global_tokens_per_local_expert lies on the CPU",
+        "num_global_tokens_per_local_expert lies on the CPU; one trial has three-dimensional hidden states",
         "everything is compared bit for bit",
     ),
 )

@@ -78,7 +78,8 @@ PROBLEM = Problem(
     deviations=(
         "the router is replicated and its weights are scaled by 1/sqrt(H), so that the second expert matters",
         "logits have a gap of 0.5 between places k and k+1, so that every implementation routes alike",
-        "routing is skewed and leaves an expert without tokens; the number of tokens differs by rank; one trial has no bias",
+        "routing is skewed and leaves an expert without tokens; the number of tokens differs by rank; one trial has no bias, "
+        "one odd sizes and three-dimensional hidden states",
         "LoRA factors are scaled so that a branch is a third of its base layer; unscaled ones drown it",
         "the LoRA factors shared by all experts are replicated, as in training",
         "MLP weights are scaled so that the output is of order one; the module parameters require no gradient",

@@ -59,7 +59,7 @@ PROBLEM = Problem(
         "weights are scaled by 1/sqrt(fan-in), so that targets matter",
         "moments are random, positive for v, and fit the gradients; the original's are zero at any step",
         "ranks other than 0 hold stale parameters; the original's hold zeros",
-        "betas, eps, lr and step differ by trial; one trial has odd widths",
+        "betas, eps, lr and step differ by trial; one trial has odd widths, one a hidden unit without gradients",
     ),
     tags=("broadcast", "reduce-scatter", "all-gather", "optimizer"),
 )
