@@ -151,11 +151,12 @@ def speed_counts(frame: pl.LazyFrame, thresholds: Sequence[float]) -> pl.LazyFra
     One pass, however many thresholds: each attempt falls between two of them. Cells without any correct attempt are absent.
     """
     points = pl.Series(sorted(thresholds), dtype=pl.Float64)
-    beaten = pl.lit(points).search_sorted(pl.col("speedup"), side="left")  # how many thresholds lie strictly below
+    beaten = pl.lit(points).search_sorted(pl.col("speedup"), side="left").cast(pl.Int64)  # how many thresholds lie below
     binned = frame.filter(pl.col("speedup").is_not_null()).group_by(*CELL, beaten=beaten).agg(count=pl.len().cast(pl.Int64))
-    grid = pl.LazyFrame({"p": points, "place": range(len(points))})
-    above = pl.col("count").filter(pl.col("beaten") > pl.col("place")).sum().alias("fast")
-    return binned.join(grid, how="cross").group_by(*CELL, "p").agg(above)
+    grid = pl.LazyFrame({"p": points, "beaten": range(1, len(points) + 1)}, schema_overrides={"beaten": pl.Int64})
+    cells = binned.select(CELL).unique().join(grid, how="cross")
+    full = cells.join(binned, on=[*CELL, "beaten"], how="left").sort(*CELL, "beaten")
+    return full.select(*CELL, "p", fast=pl.col("count").fill_null(0).cum_sum(reverse=True).over(CELL))
 
 
 def fast_name(p: float) -> str:

@@ -179,9 +179,10 @@ def about(problem: str) -> About:
     if not re.fullmatch(r"\w+", problem) or not file.is_file():
         return About()
     found: dict[str, Any] = {}
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
-            found = {k.arg or "": _literal(k.value) for k in node.keywords}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:  # PROBLEM = Problem(...)
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Problem":
+            found = {k.arg or "": _literal(k.value) for k in value.keywords}
     return About(
         found.get("category") or "unknown",
         project_of(found.get("source") or ""),
