@@ -6,6 +6,7 @@ no seeds, no keys.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import inspect
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from pkb import symm, tree
-from pkb.evaluate import extension, traffic, wire
+from pkb.evaluate import extension, handed, traffic, wire
 from pkb.evaluate.seat import Seat, meet
 
 INPUT_LIMIT = 1 << 38
@@ -31,6 +32,8 @@ def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
     seat = meet(control, rank, request)
     link = socket.socket(fileno=_receive_fd(control))
     contestant = Contestant(seat, link, request)
+    stacks = open(handed.STACKS, "w")  # noqa: SIM115 - in the rank's own folder, open while the process lives
+    faulthandler.register(handed.STACK_SIGNAL, stacks)
     while True:
         command = wire.receive_message(control)
         try:
@@ -171,8 +174,11 @@ def _overwrite(inputs: list[Any]) -> None:
 
 
 def _poison_allocator(sizes: list[int], device: str) -> None:
-    """Leave NaN in the memory that the next allocations of these sizes (bytes) will get."""
-    blocks = [torch.full(((n + 3) // 4,), float("nan"), device=device) for n in sizes for _ in range(2)]
+    """Leave NaN in the memory that the next allocations of these sizes (bytes) will get.
+
+    Some blocks are a little larger: an aligned allocation first asks for its size and room to align it.
+    """
+    blocks = [torch.full(((n + 3) // 4 + more,), float("nan"), device=device) for n in sizes for more in (0, 0, 32, 32)]
     del blocks
 
 

@@ -104,10 +104,10 @@ def expect(problem: Problem, inputs: list[Any], run: Run, device: str = "cpu") -
     """
     before = tree.to_device(tree.clone(inputs), "cpu")
     output, after = run(tree.clone(inputs))
-    compared = _compared(problem, before, output, after)
+    compared = compared_leaves(problem, before, output, after)
     if problem.oracle == "upcast":
         wide_output, wide_after = run(tree.upcast(inputs))
-        wide = _compared(problem, before, wide_output, wide_after)
+        wide = compared_leaves(problem, before, wide_output, wide_after)
     else:
         wide = compared
     return _expected(problem, before, output, after, compared, wide, None, device)
@@ -119,7 +119,7 @@ def expect_like(problem: Problem, before: list[Any], answer: tuple[Any, Any], li
     The reference stands in for the oracle, so its own calibrated error is allowed once more.
     """
     before = tree.to_device(before, "cpu")
-    compared = _compared(problem, before, *answer)
+    compared = compared_leaves(problem, before, *answer)
     return _expected(problem, before, *answer, compared, compared, like, like.device)
 
 
@@ -136,7 +136,7 @@ def judge(expected: Expected, output: Any, after: Any) -> Judgement:
     if fault := input_fault(expected, after):
         return Judgement(True, math.inf, fault)
     assert expected.problem is not None
-    found = _compared(expected.problem, expected.inputs, output, after)
+    found = compared_leaves(expected.problem, expected.inputs, output, after)
     worst = Judgement(True, 0.0, "")
     for entry, (_, got) in zip(expected.entries, found, strict=True):
         error, detail = _error(entry, got, expected.device)
@@ -193,7 +193,7 @@ def _expected(
     )
 
 
-def _compared(problem: Problem, before: Sequence[Any], output: Any, after: Sequence[Any]) -> list[tuple[str, Any]]:
+def compared_leaves(problem: Problem, before: Sequence[Any], output: Any, after: Sequence[Any]) -> list[tuple[str, Any]]:
     """(path, leaf) of what counts: the problem's observation, or outputs and mutated inputs."""
     if problem.observe is not None:
         seen = problem.observe(tree.upcast(list(before)), tree.upcast(output), tree.upcast(list(after)))
@@ -298,7 +298,7 @@ def _float_error(
         use = torch.isfinite(c) & torch.isfinite(o)
         e, o = (c - o).abs()[use], o[use]
         if tolerance.elementwise:
-            octave = _octave(o)
+            octave = octave_of(o)
             octave_squares.index_add_(0, octave, e * e)
             octave_counts.index_add_(0, octave, torch.ones_like(e))
             unit = torch.exp2((octave - 64).to(torch.float64))
@@ -338,7 +338,7 @@ def _calibrate(reference: Any, oracle: torch.Tensor, tolerance: Tolerance, devic
         most = max(most, float(e.max()) if e.numel() else 0.0)
         count += e.numel()
         if tolerance.elementwise:
-            octave = _octave(b)
+            octave = octave_of(b)
             octave_squares.index_add_(0, octave, e * e)
             octave_counts.index_add_(0, octave, torch.ones_like(e))
             octave_most.scatter_reduce_(0, octave, e, "amax")
@@ -370,7 +370,7 @@ def _borrow(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return torch.tensor(borrowed, dtype=values.dtype)
 
 
-def _octave(x: torch.Tensor) -> torch.Tensor:
+def octave_of(x: torch.Tensor) -> torch.Tensor:
     return torch.frexp(x).exponent.clamp(-64, 31).long() + 64
 
 

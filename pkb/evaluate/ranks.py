@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pkb.errors import HarnessError
-from pkb.evaluate import watch, wire
+from pkb.evaluate import handed, watch, wire
 from pkb.evaluate.sandbox import Policy
 
 #: What rank processes may inherit; everything else (keys, credentials, paths of the user) stays out.
@@ -269,6 +269,12 @@ class RankGroup:
             raise HarnessError(f"the init of a {self.role} group did not answer within 10 s") from None
         except (OSError, wire.WireError):
             raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
+
+    def stacks(self) -> dict[int, str]:
+        """The Python stacks of the ranks that owe an answer, as far as they can be had; the group is to be ended afterwards."""
+        with contextlib.suppress(GroupFailed, HarnessError):
+            self.signal(handed.STACK_SIGNAL)
+        return handed.stacks(self.scratch, self.awaited)
 
     def kill(self, deadline_s: float = 20.0) -> None:
         """End every process of the group and wait until none is left. Raises HarnessError if the kernel cannot."""

@@ -17,7 +17,7 @@ import torch
 
 from pkb import problem as problems
 from pkb import tree
-from pkb.evaluate import compare, wire
+from pkb.evaluate import compare, diagnose, wire
 from pkb.evaluate.seat import Seat, meet
 
 CACHE_BYTES = 4 << 30
@@ -57,6 +57,7 @@ class Bench:
         self.draws: list[tuple[int, str]] = []  # (trial, key) of each set
         self.last: tuple[Any, Any] = (None, None)
         self.theirs: tuple[Any, Any] = (None, None)
+        self.calls: list[diagnose.Call] = []  # those judged last, in order: what a diagnosis needs
         self.right: dict[int, tuple[Any, compare.Judgement]] = {}  # this candidate's latest right answer to each trial
         self.plain: compare.Expected | None = None  # a plain trial's, whose calibration timed calls use
 
@@ -67,6 +68,7 @@ class Bench:
             self.link.close()
         self.link = socket.socket(fileno=fds[0])
         self.right.clear()
+        self.calls = []
         return {"attached": True}
 
     def do_problem(self, name: str, preset: str, dims: dict[str, int], dtype: str) -> dict[str, Any]:
@@ -97,11 +99,13 @@ class Bench:
         expected = self._expected(trial, key)
         wire.send_tree(self._link(), {"inputs": expected.inputs, "poison": expected.output_bytes})
         output, after = _answer_in(self._receive(expected.set_bytes))
+        self.calls = [*self.calls[-diagnose.BEFORE :], diagnose.Call(expected, output, after)]
         return self._judge(trial, expected, output, after).as_dict()
 
     def do_burst(self, trials: list[int], keys: list[str], order: list[int]) -> dict[str, Any]:
         """Send several trials at once, wait for the answers of back-to-back calls in ``order``, judge each."""
         expected = [self._expected(t, k) for t, k in zip(trials, keys, strict=True)]
+        self.calls = []
         wire.send_tree(self._link(), {"sets": [e.inputs for e in expected]})
         answers = self._receive(len(order) * max(e.set_bytes for e in expected))
         if not isinstance(answers, list) or len(answers) != len(order):
@@ -112,6 +116,7 @@ class Bench:
             if worst is None or found.error > worst[1].error:
                 worst = (call, found)
         assert worst is not None
+        self.calls = [diagnose.Call(expected[index], *answers[call]) for call, index in enumerate(order)]
         return {**worst[1].as_dict(), "call": worst[0], "trial": trials[order[worst[0]]]}
 
     def do_sets(self, first: int, keys: list[str], send: bool) -> dict[str, Any]:
@@ -168,7 +173,12 @@ class Bench:
         assert self.plain is not None
         before = self._draw(*self.draws[(first + count - 1) % len(self.draws)])
         expected = compare.expect_like(self.problem, before, self.last, self.plain)
+        self.calls = [diagnose.Call(expected, *self.theirs)]
         return compare.judge(expected, *self.theirs).as_dict()
+
+    def do_diagnose(self, call: int) -> dict[str, Any]:
+        """What is behind the wrong answer to one of the calls judged last (by its place; -1 for the last of all)."""
+        return diagnose.of_rank(self.calls, call % len(self.calls), self._run, self.seat.rank, self.seat.world_size)
 
     def _judge(self, trial: int, expected: compare.Expected, output: Any, after: Any) -> compare.Judgement:
         """Judge an answer; one that repeats a right answer to the same trial bit by bit need not be compared again."""

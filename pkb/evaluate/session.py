@@ -18,7 +18,7 @@ from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.config import Config
 from pkb.draw import trial_key
-from pkb.evaluate import integrity, timing
+from pkb.evaluate import diagnosis, integrity, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.problem import VARIANTS
@@ -150,7 +150,7 @@ class Session:
             seconds = limits.call_seconds + (limits.build_seconds if trial == 0 else 0)
             replies = self._candidate(seconds if trial else self._first_deadline(), Verdict.RUNTIME_ERROR, do="call")
             storages.append([_numbers(r.get("storages")) for r in replies])
-            worst = max(worst, self._verdict_of(self._judged(), f"trial {trial} ({VARIANTS[trial % len(VARIANTS)]})"))
+            worst = max(worst, self._verdict_of(self._judged(), trial))
             self.fields.update(trials=trial + 1, max_error=worst)
         plain = [s for t, s in enumerate(storages) if t % len(VARIANTS) == 0]
         self.fields["reuses_output"] = len(plain) > 1 and any(a & b for a, b in zip(plain[0], plain[1], strict=True))
@@ -183,6 +183,7 @@ class Session:
             bad = next((j for j in judged if not j["right"]), None)
             if bad is not None:
                 rank = judged.index(bad)
+                self._diagnose(bad["call"], when=name, trial=bad["trial"])
                 what = (
                     f"right in isolation, wrong {name}: call {bad['call']} (trial {bad['trial']}), rank {rank}: {bad['detail']}"
                 )
@@ -226,6 +227,7 @@ class Session:
                 self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
             )
         if found.wrong:
+            self._diagnose(-1, when="timed")
             raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
         self.fields.update(
             speedup=found.speedup,
@@ -288,6 +290,9 @@ class Session:
                 raise self.reference_failed(loss) from None
             group, extra = self.group, dict(self.fields.get("extra", {}))
             casualty = group.casualty(1.0 if error.kind == "link" else 0.0) if group is not None else None
+            if group is not None and error.kind == "stuck" and casualty is None:
+                waiting = sorted(group.awaited)
+                extra["diagnosis"] = diagnosis.of_deadlock(group.stacks(), waiting, self.job.world_size, self.job.source)
             self.close()  # the links are down now: reference ranks that wait for an answer say so
             owing = self._drain(error)
             if error.role == "reference":
@@ -328,7 +333,8 @@ class Session:
         dynamic = "load_inline" in self.job.source or "compile_cuda_extension" in self.job.source or "triton" in self.job.source
         return limits.call_seconds + (limits.build_seconds if dynamic else 0.0)
 
-    def _verdict_of(self, judged: list[dict[str, Any]], where: str) -> float:
+    def _verdict_of(self, judged: list[dict[str, Any]], trial: int) -> float:
+        where = f"trial {trial} ({VARIANTS[trial % len(VARIANTS)]})"
         for rank, found in enumerate(judged):
             if not found["structure"]:
                 raise Ended(Verdict.WRONG_STRUCTURE, f"{where}, rank {rank}: {found['detail']}")
@@ -336,12 +342,25 @@ class Session:
         error = float(judged[worst]["error"])
         if error > 1.0:
             self.fields["max_error"] = error if math.isfinite(error) else None
+            self._diagnose(-1, when="in isolation", trial=trial)
             wrong = [r for r, j in enumerate(judged) if not j["right"]]
             which = (
                 "every rank" if len(wrong) == len(judged) else f"ranks {wrong}" if len(wrong) > 1 else f"rank {wrong[0]} only"
             )
             raise Ended(Verdict.MISMATCH, f"{where}, rank {worst}: {judged[worst]['detail']} (wrong on {which})")
         return error
+
+    def _diagnose(self, call: int, when: str, trial: int | None = None) -> None:
+        """Find out what is behind wrong values; whatever comes of that, the verdict stands."""
+        facts: dict[str, Any] = {"when": when}
+        if trial is not None:
+            facts["variant"] = VARIANTS[trial % len(VARIANTS)]
+        try:
+            found = self.reference.ask(self.config.evaluation.limits.timing_seconds, do="diagnose", call=call)
+            facts.update(diagnosis.of_values(found))
+        except GroupFailed as error:
+            facts["failed"] = str(self.reference_failed(error))  # this ends them, and the next candidate gets new ones
+        self.fields["extra"] = {**self.fields.get("extra", {}), "diagnosis": facts}
 
     def _key(self, trial: int) -> str:
         return trial_key(self.secret, self.job.problem, trial).hex()
