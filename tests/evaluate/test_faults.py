@@ -91,7 +91,7 @@ FAULTS = {
             while True:
                 if os.fork() == 0: signal.pause()
         """,
-        (Verdict.RUNTIME_ERROR, Verdict.OUT_OF_MEMORY),  # whichever limit it meets first
+        (Verdict.RUNTIME_ERROR, Verdict.OUT_OF_MEMORY, Verdict.DEADLOCK),  # whichever limit it meets first
         "",
     ),
     "flood of output, then an error": (
