@@ -1,0 +1,249 @@
+"""Statistics and block protocol, with groups whose every clock is scripted; and two real candidates, one slow and one fast."""
+
+import itertools
+import random
+import signal
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pkb import config
+from pkb.evaluate import stats, timing
+from pkb.evaluate.ranks import GroupFailed
+from pkb.problem import TIMING_TRIAL
+from pkb.verdict import Verdict
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
+def test_the_interval_holds_the_median_and_lies_within_the_data(ratios):
+    middle, low, high = stats.median_interval(ratios, 200)
+    assert min(ratios) <= low <= middle <= high <= max(ratios)
+    assert middle == statistics.median(ratios)
+
+
+def test_one_ratio_has_no_width_and_equal_ratios_none_either():
+    assert stats.median_interval([1.7], 100) == (1.7, 1.7, 1.7)
+    assert stats.median_interval([2.0] * 10, 100) == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_covers_the_true_median_about_as_often_as_it_says():
+    dice, inside = random.Random(7), 0
+    for _ in range(300):
+        ratios = [dice.lognormvariate(0, 0.1) for _ in range(10)]
+        _, low, high = stats.median_interval(ratios, 300)
+        inside += low <= 1.0 <= high
+    assert 0.88 <= inside / 300 <= 1.0
+
+
+def test_one_wild_block_does_not_move_the_speedup():
+    calm = [1.5, 1.51, 1.49, 1.5, 1.52, 1.48, 1.5, 1.5, 1.51]
+    assert stats.median_interval([*calm, 40.0], 1000)[0] == pytest.approx(1.5, abs=0.01)
+
+
+# -- the protocol ------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The parent's clock, moved by what the groups say their blocks take."""
+
+    def __init__(self):
+        self.ns = 0
+
+    def perf_counter_ns(self):
+        return self.ns
+
+    def monotonic(self):
+        return self.ns / 1e9
+
+
+class Group:
+    """Stands in for a RankGroup of two ranks. call_ms: time of day -> what a call takes; log: commands to both sides, in order."""
+
+    world_size = 2
+
+    def __init__(self, role, clock, log, call_ms, *, says=lambda true_ns, block: true_ns, right=lambda block: True):
+        self.role, self.clock, self.log, self.call_ms, self.says, self.right = role, clock, log, call_ms, says, right
+        self.blocks = self.judged = 0
+        self.last = {}
+
+    def tell(self, per_rank=None, **command):
+        self.last = command
+        self.log.append((self.role, command))
+
+    def ask(self, deadline_s, per_rank=None, **command):
+        self.tell(**command)
+        return self.replies(deadline_s)
+
+    def replies(self, deadline_s, expect=""):
+        if self.last["do"] == "handover":
+            return [{"seconds": 1e-6}] * 2
+        if self.last["do"] == "judge_block":
+            self.judged += 1
+            return [{"right": self.right(self.judged), "detail": "output[3]: wrong"}] * 2
+        return [{}] * 2
+
+    def go(self, deadline_s):
+        start, count = self.clock.ns, self.last["count"]
+        self.blocks += 1
+        true_ns = int(count * self.call_ms(self.clock.ns / 1e9) * 1e6)
+        self.clock.ns += true_ns + 20_000
+        said = self.says(true_ns, self.blocks)
+        return start, [{"ns": said // 2 if isinstance(said, int) else said}, {"ns": said}]
+
+    def signal(self, number):
+        self.log.append((self.role, {"signal": number}))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Measure scripted groups: (Timing, log of commands)."""
+
+    def measure(reference_ms=1.0, candidate_ms=0.5, changed=(), overrides=(), set_bytes=1 << 10, **candidate):
+        clock, log = Clock(), []
+        monkeypatch.setattr(timing, "time", clock)
+        right = candidate.pop("right", lambda block: True)
+        call = lambda ms: ms if callable(ms) else lambda second: ms  # noqa: E731
+        reference = Group("reference", clock, log, call(reference_ms), right=right)
+        group = Group("candidate", clock, log, call(candidate_ms), **candidate)
+        settings = config.load(["evaluation.timing.bootstrap=200", *overrides]).evaluation
+        found = timing.measure(reference, group, settings, lambda trial: f"{trial:064x}", set_bytes, list(changed), "cpu")
+        return found, log
+
+    return measure
+
+
+def timed(log, side):
+    return [c for role, c in log if role == side and c.get("do") == "block" and c["answer"]]
+
+
+def test_speedup_is_the_median_ratio_and_times_are_of_the_slowest_rank(run):
+    found, _ = run(reference_ms=1.0, candidate_ms=0.4)
+    assert found.speedup == pytest.approx(2.5, rel=1e-6) and found.high - found.low < 1e-9
+    assert (found.reference_ms, found.candidate_ms) == (pytest.approx(1.0), pytest.approx(0.4))
+    assert found.pairs == 10 and not found.wrong and not found.suspicious
+
+
+def test_blocks_alternate_abba_and_are_equally_long_within_a_pair(run):
+    _, log = run()
+    sides = [role for role, c in log if c.get("do") == "block" and c["answer"]]
+    assert sides == ["reference", "candidate", "candidate", "reference"] * 5
+    lengths = [c["count"] for c in timed(log, "reference")]
+    assert lengths == [c["count"] for c in timed(log, "candidate")]
+    assert len(set(lengths)) > 1, "the length is drawn, so the judged call is not known ahead"
+
+
+def test_a_drifting_machine_cancels_out(run):
+    """Everything gets slower, in the end by half: what is measured side by side keeps its ratio."""
+    found, _ = run(reference_ms=lambda second: 1 + second / 2, candidate_ms=lambda second: 0.5 + second / 4)
+    assert found.reference_ms > 1.1
+    assert found.speedup == pytest.approx(2.0, rel=0.02)
+    assert found.low <= 2.0 <= found.high
+
+
+def test_every_timed_call_has_a_set_of_its_own_that_was_never_seen(run):
+    _, log = run()
+    sets = [c for role, c in log if role == "reference" and c.get("do") == "sets"]
+    keys = list(itertools.chain.from_iterable(c["keys"] for c in sets))
+    assert len(keys) == len(set(keys)), "no draw is used twice"
+    assert all(int(k, 16) >= TIMING_TRIAL for k in keys), "timing draws nothing that correctness has shown"
+    for block in timed(log, "candidate"):
+        assert block["first"] == 0 and not block["renew"]
+    lengths = {len(c["keys"]) for c in sets[1:]}
+    assert {c["count"] for c in timed(log, "candidate")} == lengths, "as many sets as calls"
+
+
+def test_problems_that_change_their_inputs_warm_up_on_copies(run):
+    _, log = run(changed=[1])
+    warm = [c for _, c in log if c.get("do") == "block" and not c["answer"] and c["count"]]
+    assert warm and all(c["renew"] for c in warm)
+    assert all(not c["renew"] and c["changed"] == [1] for c in timed(log, "candidate"))
+
+
+def test_the_candidate_stands_still_while_the_reference_runs(run):
+    _, log = run()
+    frozen = False
+    for role, command in log:
+        if role == "candidate" and "signal" in command:
+            frozen = command["signal"] == signal.SIGSTOP
+        elif command.get("do") == "block":
+            assert frozen == (role == "reference")
+    assert not frozen
+
+
+def test_the_last_answer_of_every_block_is_collected_and_judged(run):
+    _, log = run()
+    for n, (role, command) in enumerate(log):
+        if role == "candidate" and command.get("do") == "block" and command["answer"]:
+            assert log[n + 1] == ("reference", {"do": "collect"})
+    assert sum(c.get("do") == "judge_block" for _, c in log) == 10
+
+
+def test_a_wrong_timed_call_ends_the_measurement(run):
+    found, log = run(right=lambda judged: judged < 3)
+    assert found.wrong == "a timed call was answered wrongly: output[3]: wrong" and found.speedup == 0
+    assert len(timed(log, "candidate")) == 3
+
+
+def test_a_clock_that_lags_in_every_block_is_suspicious(run):
+    found, _ = run(candidate_ms=2.0, says=lambda true_ns, block: true_ns // 2)
+    assert "own time passed without its clock showing it" in found.suspicious
+    assert found.evidence["unseen_share"] > 0.9
+
+
+def test_a_clock_that_lags_in_some_blocks_only_is_a_busy_machine(run):
+    found, _ = run(candidate_ms=2.0, says=lambda true_ns, block: true_ns // (10 if block % 2 else 1))
+    assert not found.suspicious
+
+
+@pytest.mark.parametrize("said", [-5, 1 << 70, 0.5, "1", None])
+def test_what_is_no_time_breaks_the_protocol(run, said):
+    with pytest.raises(GroupFailed) as error:
+        run(says=lambda true_ns, block: said)
+    assert (error.value.kind, error.value.role) == ("lost", "candidate")
+
+
+def test_fast_calls_share_a_long_block_and_slow_ones_do_not(run):
+    fast, _ = run(reference_ms=0.01, candidate_ms=0.01)
+    slow, _ = run(reference_ms=500.0, candidate_ms=500.0)
+    assert fast.evidence["block_calls"] == timing.MOST_SETS
+    assert slow.evidence["block_calls"] == 10 and slow.calls >= 70
+
+
+def test_large_sets_bound_the_length_of_a_block(run):
+    found, _ = run(set_bytes=timing.SETS_BYTES["cpu"] // 4)
+    assert found.evidence["block_calls"] <= 4
+
+
+def test_time_limits_end_the_measurement_early_but_not_before_three_pairs(run):
+    found, _ = run(reference_ms=3000.0, candidate_ms=3000.0, overrides=["evaluation.limits.timing_seconds=60"])
+    assert found.pairs == 3
+
+
+def test_warm_up_ends_by_count_or_by_time(run):
+    _, log = run(reference_ms=0.1, candidate_ms=0.1, overrides=["evaluation.timing.warmup=30"])
+    warm = [c["count"] for role, c in log if role == "candidate" and c.get("do") == "block" and not c["answer"]]
+    assert sum(warm) == 30
+    _, log = run(reference_ms=100.0, candidate_ms=100.0)
+    warm = [c["count"] for role, c in log if role == "candidate" and c.get("do") == "block" and not c["answer"]]
+    assert 16 <= sum(warm) <= 24, "at least twice over the sets, then the cap of a second"
+
+
+# -- for real ----------------------------------------------------------------------------------------------------------
+
+TIMED = ("evaluation.timing.enabled=true", "evaluation.timing.blocks=5", "evaluation.timing.warmup=20")
+
+
+@pytest.mark.slow
+def test_a_slow_candidate_is_slow_and_a_fast_one_fast(node, allreduce):
+    """By a wide margin, because the machine may be busy."""
+    slow = allreduce.replace("def solution(tensor):", "import time\ndef solution(tensor):\n    time.sleep(0.05)")
+    found = node.judge(slow, 1, *TIMED)
+    assert found.verdict is Verdict.CORRECT and found.speedup < 0.5 and found.speedup_high < 1, found
+    assert found.candidate_ms > 50
+    quick = node.judge(allreduce, 1, *TIMED)
+    assert quick.verdict is Verdict.CORRECT and quick.speedup > 1.2, quick
