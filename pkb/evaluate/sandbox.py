@@ -52,8 +52,12 @@ class Policy:
     )
 
     def home(self, rank: int) -> str:
-        """The rank's own folder inside the scratch: its HOME and TMPDIR, closed to the other ranks."""
+        """The rank's own folder inside the scratch, closed to the other ranks: its HOME and, on CPU ranks, its TMPDIR."""
         return os.path.join(self.scratch, f"rank{rank}")
+
+    def temporary(self, rank: int) -> str:
+        """The rank's TMPDIR; one for all on GPUs, where symmetric memory passes handles over sockets that lie there."""
+        return os.path.join(self.scratch, "tmp") if self.gpu else self.home(rank)
 
     @property
     def extensions(self) -> str:

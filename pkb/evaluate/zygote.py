@@ -159,7 +159,7 @@ def _rank(request: dict[str, Any], policy: sandbox.Policy, rank: int, control_fd
     os.environ.clear()
     os.environ.update(request["environment"])
     if policy.scratch:
-        os.environ.update(HOME=policy.home(rank), TMPDIR=policy.home(rank))
+        os.environ.update(HOME=policy.home(rank), TMPDIR=policy.temporary(rank))
     control = socket.socket(fileno=control_fd)
     code = 1
     try:
