@@ -29,7 +29,7 @@ LOG_LIMIT = 16_000
 
 @dataclass(frozen=True)
 class Build:
-    """What became of a candidate's extensions. files: build key -> shared library, as bytes, so that it can travel.
+    """What became of a candidate's extensions. files: identity of an extension -> shared library, as bytes, so that it can travel.
 
     opcodes: distinct instructions of the device code, one per line (``pkb.evaluate.opcodes``). ok is False when a compiler
     refused; log then holds its words, first error first.
@@ -66,7 +66,7 @@ def build(source: str, device: str, config: Config) -> Build:
             cached = False
             if log := _compile(item, hit.parent, config):
                 return Build(key, False, log, {}, time.monotonic() - start, False)
-        files[item.key()] = hit.read_bytes()
+        files[item.identity()] = hit.read_bytes()
         with contextlib.suppress(FileNotFoundError):  # only device code has them
             told.append((hit.parent / opcodes.FILE).read_text(encoding="utf-8"))
     return Build(key, True, "", files, time.monotonic() - start, cached, "\n".join(told))

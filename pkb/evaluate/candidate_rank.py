@@ -57,7 +57,7 @@ class Contestant:
         traffic.install(self.account)
 
     def do_load(self, source: str, libraries: dict[str, str], device: str) -> dict[str, Any]:
-        """Import the candidate; ``libraries`` maps build keys to shared libraries."""
+        """Import the candidate; ``libraries`` maps identities of extensions to shared libraries."""
         extension.install(libraries, self.scratch, device)
         path = os.path.join(os.getcwd(), "candidate.py")  # the rank's own folder
         with open(path, "w", encoding="utf-8") as file:

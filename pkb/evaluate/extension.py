@@ -1,8 +1,8 @@
 """C++ and CUDA extensions of candidates: one description, one key, one way to compile and to load.
 
 The same description is made in two places: by ``build`` from the candidate's text, before any rank starts, and by the patched
-``load_inline`` inside a candidate rank, when the candidate asks for its extension. Equal descriptions have equal keys, so what was
-built ahead is only loaded; anything else is compiled there, once per group, under a file lock that dies with its holder.
+``load_inline`` inside a candidate rank, when the candidate asks for its extension. Equal descriptions are equal there and here, so
+what was built ahead is only loaded; anything else is compiled there, once per group, under a file lock that dies with its holder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -46,6 +47,10 @@ class Extension:
     extra_include_paths: tuple[str, ...] = ()
     with_cuda: bool = False
     no_implicit_headers: bool = False
+
+    def identity(self) -> str:
+        """Hash of the description alone: how a rank, which may have no compiler, finds what was built for it elsewhere."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
 
     def key(self) -> str:
         """Hash of the source, flags, torch, compilers and target: equal keys mean interchangeable libraries."""
@@ -121,11 +126,7 @@ def toolchain(with_cuda: bool) -> tuple[str, ...]:
 
 def compile_library(extension: Extension, folder: Path) -> Path:
     """Compile into ``folder`` (empty, owned by the caller) and return the shared library; raises BuildError."""
-    from torch.utils import cpp_extension as torch_cpp
-
-    importer = torch_cpp._import_module_from_library  # type: ignore[attr-defined]
-    torch_cpp._import_module_from_library = lambda *_: None  # type: ignore[attr-defined]  # built here, loaded on ranks
-    try:
+    with _compiling():
         _original("load_inline")(
             name=extension.name,
             cpp_sources=list(extension.cpp_sources),
@@ -140,16 +141,27 @@ def compile_library(extension: Extension, folder: Path) -> Path:
             no_implicit_headers=extension.no_implicit_headers,
             verbose=False,
         )
+    library = folder / f"{extension.name}.so"
+    if not library.is_file():
+        raise BuildError(f"the compiler left no {library.name}")
+    return library
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Let torch compile without importing what comes out, and raise BuildError with the compiler's words."""
+    from torch.utils import cpp_extension as torch_cpp
+
+    importer = torch_cpp._import_module_from_library  # type: ignore[attr-defined]
+    torch_cpp._import_module_from_library = lambda *_: None  # type: ignore[attr-defined]  # built here, loaded on ranks
+    try:
+        yield
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         cause = error.__cause__
         said = getattr(cause, "stdout", None) or getattr(cause, "output", None) or b""
         raise BuildError(said.decode(errors="replace") if isinstance(said, bytes) and said else str(error)) from None
     finally:
         torch_cpp._import_module_from_library = importer  # type: ignore[attr-defined]
-    library = folder / f"{extension.name}.so"
-    if not library.is_file():
-        raise BuildError(f"the compiler left no {library.name}")
-    return library
 
 
 def load_library(name: str, path: str | os.PathLike[str]) -> types.ModuleType:
@@ -165,17 +177,22 @@ def load_library(name: str, path: str | os.PathLike[str]) -> types.ModuleType:
 
 
 def install(libraries: Mapping[str, str], scratch: str, device: str) -> None:
-    """In a candidate rank: make ``load_inline`` and ``utils.cuda_helpers`` find what was built ahead."""
+    """In a candidate rank: make ``load_inline``, ``load`` and ``utils.cuda_helpers`` find what was built ahead or build it once."""
     from torch.utils import cpp_extension as torch_cpp
 
+    for name in ("load", "load_inline"):
+        _original(name)  # kept before they are replaced below: what is built here still needs torch's own
+    root = Path(scratch) / "extensions"
     loaded: dict[str, types.ModuleType] = {}
 
     def obtain(extension: Extension) -> types.ModuleType:
         if extension.with_cuda and device == "cpu":
             raise BuildError("this run has CPU ranks and no CUDA; use torch.utils.cpp_extension.load_inline with cpp_sources")
-        key = extension.key()
+        key = extension.identity()
         if key not in loaded:
-            path = libraries.get(key) or _build_here(extension, key, Path(scratch) / "extensions")
+            path = libraries.get(key) or _build_here(
+                extension.name, key, root, lambda folder: compile_library(extension, folder)
+            )
             loaded[key] = load_library(extension.name, path)
         return loaded[key]
 
@@ -190,6 +207,28 @@ def install(libraries: Mapping[str, str], scratch: str, device: str) -> None:
     def compile_cuda_extension(name: str, cuda_src: Any, *args: Any, **options: Any) -> Any:
         return obtain(cuda_extension(name, cuda_src, *args, **options))
 
+    def load(name: str, sources: Any, *args: Any, is_python_module: bool = True, **options: Any) -> Any:
+        """From files that the candidate wrote: built once for the group, in a folder of ours whatever it asks for."""
+        options.pop("build_directory", None)
+        files = [os.fspath(s) for s in ([sources] if isinstance(sources, str | os.PathLike) else sources)]
+        texts = [Path(f).read_text(encoding="utf-8", errors="replace") for f in files]
+        key = hashlib.sha256(repr((name, texts, args, sorted(options.items()))).encode()).hexdigest()[:24]
+
+        def compile_files(folder: Path) -> None:
+            with _compiling():
+                _original("load")(name, files, *args, build_directory=os.fspath(folder), **options)
+
+        path = _build_here(name, key, root, compile_files)
+        if not is_python_module:
+            import torch
+
+            torch.ops.load_library(os.fspath(path))
+            return os.fspath(path)
+        if key not in loaded:
+            loaded[key] = load_library(name, path)
+        return loaded[key]
+
+    torch_cpp.load = load  # type: ignore[assignment]
     torch_cpp.load_inline = load_inline  # type: ignore[assignment]
     os.environ["TORCH_EXTENSIONS_DIR"] = os.path.join(scratch, "extensions")
     package, helpers = types.ModuleType("utils"), types.ModuleType("utils.cuda_helpers")
@@ -219,16 +258,16 @@ def _original(name: str) -> Any:
     return _KEPT[name]
 
 
-def _build_here(extension: Extension, key: str, root: Path) -> Path:
+def _build_here(name: str, key: str, root: Path, compile_into: Callable[[Path], object]) -> Path:
     """Compile once for all ranks of the group: the lock goes with the process that holds it."""
     root.mkdir(parents=True, exist_ok=True)
-    done = root / key / f"{extension.name}.so"
+    done = root / key / f"{name}.so"
     with _shared_file(root / f"{key}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.is_file():
             folder = root / f"{key}.{os.getpid()}"
             folder.mkdir()
-            compile_library(extension, folder)
+            compile_into(folder)
             os.rename(folder, root / key)
     return done
 

@@ -330,7 +330,7 @@ class Session:
 
     def _first_deadline(self) -> float:
         limits = self.config.evaluation.limits
-        dynamic = "load_inline" in self.job.source or "compile_cuda_extension" in self.job.source or "triton" in self.job.source
+        dynamic = any(word in self.job.source for word in ("cpp_extension", "compile_cuda_extension", "triton"))
         return limits.call_seconds + (limits.build_seconds if dynamic else 0.0)
 
     def _verdict_of(self, judged: list[dict[str, Any]], trial: int) -> float:
