@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from pkb import problem
 from pkb.analyze.card import card
@@ -63,7 +63,8 @@ def export(run: Path, out: Path) -> None:
                 "generations": _write(made / "generations", TABLES["generations"], _rows(opened, "generations")),
                 "evaluations": _write(made / "evaluations", TABLES["evaluations"], _rows(opened, "evaluations")),
             }
-            shutil.copy(opened.path / "run.yaml", made / "run.yaml")
+            described = {"run": opened.label, **opened.described()}
+            (made / "run.yaml").write_text(yaml.safe_dump(described, sort_keys=False, allow_unicode=True), encoding="utf-8")
             (made / "README.md").write_text(card(opened, found, SCHEMAS, counts), encoding="utf-8")
             if out.exists():
                 out.rmdir()

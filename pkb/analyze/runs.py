@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,9 @@ from pkb.errors import UserError
 
 if TYPE_CHECKING:
     import polars as pl
+
+#: Keys of run.yaml that are of no concern to whoever reads its results.
+_LOCAL = frozenset({"run_dir", "address", "cache_dir", "command", "api_base", "key_env", "replay_run"})
 
 #: Source projects that specs name in prose. Where one names two, the code came from the one that stands first here.
 PROJECTS = (
@@ -71,8 +74,12 @@ class Run:
         return str((self.config.get("integrity") or {}).get("collectives", ""))
 
     def described(self) -> dict[str, Any]:
-        """run.yaml but for the run's name, as JSON takes it (dates become text)."""
-        return {k: v for k, v in json.loads(json.dumps(self.meta, default=str)).items() if k != "run"}
+        """What run.yaml says, as JSON takes it (dates become text), fit to be published.
+
+        Paths, addresses and command lines of the machines that made the run say nothing of its results, and are left out.
+        """
+        plain: dict[str, Any] = json.loads(json.dumps(self.meta, default=str))
+        return {k: v for k, v in _without(plain, _LOCAL).items() if k != "run"}
 
     @property
     def planned(self) -> int | None:
@@ -80,6 +87,12 @@ class Run:
         problems = self.meta.get("problems")
         attempts = self.config.get("attempts")
         return len(problems) * int(attempts) if isinstance(problems, list) and isinstance(attempts, int) else None
+
+
+def _without(value: Any, names: Container[str]) -> Any:
+    if isinstance(value, dict):
+        return {k: _without(v, names) for k, v in value.items() if k not in names}
+    return [_without(v, names) for v in value] if isinstance(value, list) else value
 
 
 def open_run(path: Path | str) -> Run:

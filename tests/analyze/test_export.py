@@ -13,6 +13,7 @@ import yaml
 from pkb.analyze import evaluations as evaluations_of
 from pkb.analyze import export as exports
 from pkb.analyze import pass_at_k
+from pkb.analyze.report import render
 from pkb.analyze.tables import tables
 from pkb.errors import UserError
 from pkb.store.schema import READABLE_VERSIONS, SCHEMA_VERSION
@@ -65,7 +66,23 @@ def test_the_card_says_what_it_is(tmp_path: Path) -> None:
         assert list((tmp_path / "out").glob(config["data_files"]))
     assert all(model in text for model in MODELS)
     assert "Apache-2.0" in text and "| verdict | string | no |" in text
-    assert (tmp_path / "out" / "run.yaml").read_bytes() == (tmp_path / "run" / "run.yaml").read_bytes()
+
+
+def test_nothing_of_the_machine_is_published(tmp_path: Path) -> None:
+    run = write_demo(tmp_path / "run")
+    described = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
+    described["config"]["run_dir"] = "/home/somebody/secret-project"
+    described["sessions"] = [{"command": "sweep run_dir=/home/somebody/secret-project", "torch": "2.13.0"}]
+    described["models"] = [{"name": "m", "api_base": "http://inside.example:8000", "key_env": "INSIDE_KEY", "max_tokens": 5}]
+    (run / "run.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
+    exports.export(run, tmp_path / "out")
+    render([run], "html", tmp_path / "page.html")
+    for file in (tmp_path / "out" / "run.yaml", tmp_path / "page.html"):
+        text = file.read_text(encoding="utf-8")
+        assert "secret-project" not in text and "inside.example" not in text and "INSIDE_KEY" not in text
+    kept = yaml.safe_load((tmp_path / "out" / "run.yaml").read_text(encoding="utf-8"))
+    assert kept["sessions"] == [{"torch": "2.13.0"}] and kept["models"] == [{"name": "m", "max_tokens": 5}]
+    assert kept["config"]["attempts"] == 3
 
 
 def test_large_tables_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

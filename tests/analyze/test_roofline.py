@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from pkb import hardware
+from pkb import hardware, problem
 from pkb.analyze.roofline import bound, machine_of, roofline
 from pkb.analyze.runs import evaluations, open_run
 from pkb.config import Config
 from pkb.errors import UserError
+from pkb.problem import Cost
 from tests.analyze.rows import evaluation, write_run
 
 H200 = hardware.load("h200")
-ELEMENTS = 16384 * 8192  # of 001 at production size, bfloat16: 2 bytes each
 
 
-def test_a_large_all_reduce_is_bound_by_the_interconnect() -> None:
-    found = bound("001_allreduce", 8, "production", "bfloat16", H200)
-    assert found.interconnect_ms == pytest.approx(1e3 * 2 * (7 / 8) * 2 * ELEMENTS / 450e9)
-    assert found.memory_ms == pytest.approx(1e3 * 2 * 2 * ELEMENTS / 4.8e12)
-    assert found.compute_ms == pytest.approx(1e3 * (7 / 8) * ELEMENTS / 989.4e12)
-    assert found.binding == "interconnect" and found.bound_ms == found.interconnect_ms
+@pytest.mark.parametrize(
+    ("cost", "binding", "milliseconds"),
+    [  # of an H200: 450 GB/s to the peers, 989.4 TFLOP/s in bfloat16, 4.8 TB/s to its memory
+        (Cost(sent_bytes=0.9e9, flops=1e9, memory_bytes=1e9, footprint_bytes=0), "interconnect", 2.0),
+        (Cost(sent_bytes=1e6, flops=2.9682e12, memory_bytes=1e9, footprint_bytes=0), "compute", 3.0),
+        (Cost(sent_bytes=1e6, flops=1e9, memory_bytes=24e9, footprint_bytes=0), "memory", 5.0),
+    ],
+)
+def test_the_slowest_resource_sets_the_bound(
+    monkeypatch: pytest.MonkeyPatch, cost: Cost, binding: str, milliseconds: float
+) -> None:
+    spec = dataclasses.replace(problem.load("001_allreduce"), cost=lambda shape: cost)
+    monkeypatch.setattr(problem, "load", lambda name: spec)
+    found = bound("001_allreduce", 8, "default", "bfloat16", H200)
+    assert (found.binding, found.bound_ms) == (binding, pytest.approx(milliseconds))
 
 
 def test_changed_dimensions_count() -> None:

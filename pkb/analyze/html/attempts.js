@@ -161,7 +161,7 @@ function attemptView(a, texts, absent) {
     ['seconds by stage', t.seconds_by_stage && listing(t.seconds_by_stage)], ['collective bytes per rank and call', t.collective_bytes],
     ['mechanism', t.extra?.mechanism && listing({ ...t.extra.mechanism, evidence: undefined, version: undefined })],
     ['prompt', t.prompt_hash], ['answer', t.status && `${t.status}${t.finish_reason ? `, finished: ${t.finish_reason}` : ''}${t.extraction ? `; ${t.extraction}` : ''}`],
-    ['cost', t.cost_usd === undefined ? 'unknown' : dollars(t.cost_usd, 0)], ['tokens', t.usage && listing(t.usage)], ['provider error', t.error], ['seconds of generation', t.seconds], ['log', t.log],
+    ['cost', t.cost_usd === undefined ? 'unknown' : dollars(t.cost_usd, 0)], ['tokens', t.usage && listing(t.usage)], ['provider error', t.error], ['seconds of generation', t.seconds && t.seconds.toPrecision(3)], ['log', t.log],
   ].filter(([, value]) => value !== null && value !== undefined && value !== '');
   const list = element('dl', {}, facts.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
   if (!texts) return [head, list, element('p', { class: 'note' }, absent)];

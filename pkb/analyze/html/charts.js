@@ -71,7 +71,7 @@ const LOG_TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100];
 const speedAxis = (title) => ({ title: { text: title }, type: 'log', tickvals: LOG_TICKS, ticktext: LOG_TICKS.map((t) => `${t}x`) });
 
 function stackedShares(id, rows, kind, count, colors, order) {
-  const series = shownSeries();
+  const series = shownSeries().filter((s) => rows.some((r) => r.series === s));
   const totals = new Map(series.map((s) => [s, rows.filter((r) => r.series === s).reduce((sum, r) => sum + r[count], 0)]));
   const traces = order.filter((v) => rows.some((r) => r[kind] === v)).map((v, i) => {
     const mine = series.map((s) => rows.find((r) => r.series === s && r[kind] === v));
@@ -115,7 +115,7 @@ function drawRoofline() {
     };
   });
   draw('candidate-chart', traces, {
-    xaxis: { title: { text: 'utilisation of the reference' }, tickformat: '.2~%', rangemode: 'tozero' }, yaxis: speedAxis('speedup of the candidate'),
+    xaxis: { title: { text: 'utilisation of the reference' }, tickformat: '.2~p', rangemode: 'tozero' }, yaxis: speedAxis('speedup of the candidate'),
     shapes: [{ type: 'line', x0: 0, x1: 1, xref: 'paper', y0: 1, y1: 1, line: { width: 1, dash: 'dot', color: '#888' } }],
   });
 }
