@@ -187,7 +187,7 @@ def prompt(problem: ProblemId, overrides: Overrides = None, config: ConfigName =
     from pkb import problem as known
     from pkb import prompt as prompts
 
-    print(prompts.render(known.resolve(problem), configuration.load(overrides or [], config)))
+    print(prompts.render(known.resolve(problem), configuration.load(overrides or [], config)), end="")  # to the byte
     return 0
 
 

@@ -1,6 +1,7 @@
 """Prompts: deterministic, complete, and never with the answer to the question."""
 
 import ast
+import os
 import subprocess
 import sys
 
@@ -67,6 +68,13 @@ def test_same_text_in_any_process():
         for seed in ("1", "2")
     }
     assert hashes == {prompt.prompt_hash(prompt.render("8", conf()))}
+
+
+def test_the_command_prints_it_to_the_byte():
+    printed = subprocess.run(
+        [sys.executable, "-m", "pkb", "prompt", "--problem", "8", "ranks=4"], capture_output=True, env=os.environ
+    )
+    assert printed.stdout.decode() == prompt.render("8", conf("cpu", "auto", "ranks=4"))
 
 
 def test_policy_and_size_change_the_prompt():

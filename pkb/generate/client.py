@@ -146,16 +146,18 @@ class Client:
             if self.unavailable(model.name):
                 return None
             question.tries += 1
+            wasted = len(question.wasted)
             started = time.monotonic()
             with exchange(question.name, self._spool, lane.carried) as record:
                 try:
                     answer = await self._ask(question, record)
                 except Failure as failure:
                     self._failed(question, lane, epoch, failure, record, time.monotonic() - started)
+                    lane.settle(foreseen, sum(_billed(t) for t in question.wasted[wasted:]))
                     raise
             seconds = record.seconds if record.seconds is not None else time.monotonic() - started
             lane.success(epoch)
-            lane.settle(foreseen, answer.usage["prompt_tokens"] + answer.usage["completion_tokens"])
+            lane.settle(foreseen, _billed(answer.usage))
             return self._answered(question, lane, answer, record, seconds)
 
     async def _ask(self, question: _Question, record: Exchange) -> Answer:
@@ -201,9 +203,7 @@ class Client:
         if record.facts.usage:
             tokens = tokens_of(record.facts.usage)
             question.wasted.append(tokens)
-            self._budget.charge(
-                lane.model.name, cost_usd(lane.prices, tokens) or 0.0, tokens["prompt_tokens"] + tokens["completion_tokens"]
-            )
+            self._budget.charge(lane.model.name, cost_usd(lane.prices, tokens) or 0.0, _billed(tokens))
 
     def _again(self, question: _Question, failure: Failure) -> bool:
         """Whether to ask once more after this failure."""
@@ -223,7 +223,7 @@ class Client:
     def _answered(self, question: _Question, lane: Lane, answer: Answer, record: Exchange, seconds: float) -> Generation:
         counted = not answer.usage["estimated"]
         cost = cost_usd(lane.prices, answer.usage)
-        self._budget.charge(lane.model.name, cost or 0.0, answer.usage["prompt_tokens"] + answer.usage["completion_tokens"])
+        self._budget.charge(lane.model.name, cost or 0.0, _billed(answer.usage))
         text = self._redact(answer.text)
         truncated = answer.status is GenerationStatus.TRUNCATED
         found = extract(text, truncated) if answer.status in (GenerationStatus.OK, GenerationStatus.TRUNCATED) else None
@@ -280,6 +280,10 @@ class Client:
 
 def _name(key: AttemptKey) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+
+
+def _billed(tokens: Mapping[str, Any]) -> int:
+    return int(tokens["prompt_tokens"] + tokens["completion_tokens"])
 
 
 def _asked(key: AttemptKey) -> tuple[str, int, int]:

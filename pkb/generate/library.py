@@ -17,7 +17,6 @@ from pkb.generate.wire import Transport
 #: sent is then what we asked for, the outcome is what litellm says, and a killed process loses the answer it had.
 OWN_HANDLER = {
     "anthropic",
-    "bedrock",
     "deepseek",
     "fireworks_ai",
     "gemini",

@@ -10,7 +10,7 @@ from pkb.generate import library
 from pkb.generate.models import Model, Prices, load_models, names
 from pkb.generate.prices import prices_of
 from tests.generate.conftest import ask
-from tests.generate.server import Server, error
+from tests.generate.server import CODE, Server, answer, error
 
 
 def test_every_shipped_entry_loads_and_at_least_five_providers_are_there():
@@ -36,6 +36,15 @@ def test_every_shipped_model_passes_through_our_transport_once(model, monkeypatc
     assert found.error == "request (HTTP 418): a teapot"
     assert f": {model.max_tokens}" in json.dumps(server.requests[0].body)  # under whatever name this provider has for it
     assert "sk-some" not in str(found)
+
+
+@pytest.mark.parametrize("model", [m for m in shipped() if m.provider not in ("anthropic", "gemini")], ids=lambda m: m.name)
+def test_every_shipped_model_with_openais_protocol_is_understood(model, monkeypatch):
+    monkeypatch.setenv(model.key_env or "UNUSED", "sk-some-key-or-other")
+    with Server.replying(answer()) as server:
+        (found,) = ask(dataclasses.replace(model, api_base=server.url))
+    assert (found.status, found.answer, found.request_id) == ("ok", CODE, "req-1"), found.error
+    assert (found.usage["prompt_tokens"], found.usage["completion_tokens"], found.usage["estimated"]) == (100, 40, False)
 
 
 def test_every_shipped_model_of_a_provider_has_a_price():

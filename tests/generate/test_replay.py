@@ -9,6 +9,10 @@ import pytest
 from pkb.errors import UserError
 from pkb.generate import replay
 from pkb.generate.models import Model, load_models
+from pkb.store.rows import generation_row
+from pkb.store.writer import RunStore
+from tests.generate.conftest import ask, model_at
+from tests.generate.server import Server, answer
 
 
 @pytest.fixture
@@ -96,3 +100,28 @@ def test_a_run_is_answered_from_its_own_parquet(tmp_path):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="no run directory"):
         load_models([f"replay:{tmp_path}"])
+
+
+REPLIES = {
+    "ok": answer(),
+    "truncated": answer("```python\ndef sol", "length"),
+    "empty": answer("", "length"),
+    "refused": answer(None, refusal="I will not."),
+    "filtered": answer("par", "content_filter"),
+}
+
+
+def test_a_run_replays_to_the_same_outcomes_without_a_call(tmp_path):
+    """From a provider to Parquet and back."""
+    with Server(lambda request: REPLIES[list(REPLIES)[request.number]]) as server:
+        model = model_at(server, max_parallel=1)
+        first = ask(*[(model, i) for i in range(len(REPLIES))])
+    assert sorted(g.status for g in first) == sorted(REPLIES)
+    with RunStore(tmp_path) as store:
+        store.append("generations", [generation_row(g) for g in first])
+    (again,) = load_models([f"replay:{tmp_path}"])
+    second = ask(*[(again, i) for i in range(len(REPLIES))])
+    for old, new in zip(first, second, strict=True):
+        kept = [(g.status, g.answer, g.source, g.extraction) for g in (old, new)]
+        assert kept[0] == kept[1]
+        assert new.cost_usd == 0.0
