@@ -19,7 +19,7 @@ from pkb.analyze.details import Details, details
 from pkb.analyze.runs import about
 from pkb.analyze.tables import Tables
 
-_SCRIPTS = ("base.js", "board.js", "charts.js", "attempts.js", "highlight.js", "main.js")
+_SCRIPTS = ("base.js", "board.js", "charts.js", "attempts.js", "detail.js", "highlight.js", "main.js")
 #: Characters of packed texts that one file holds; with Plotly (4.8 MB) and the tables it stays under 15 MB.
 BUDGET = 7_500_000
 

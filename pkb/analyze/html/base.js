@@ -4,9 +4,20 @@ const DATA = JSON.parse(document.getElementById('data').textContent);
 const COLORS = ['#4477aa', '#ee6677', '#228833', '#ccbb44', '#66ccee', '#aa3377', '#999999', '#ee8866', '#44bb99', '#aaaa00'];
 const DASHES = ['solid', 'dash', 'dot', 'dashdot'];
 const VERDICT_COLORS = {
-  correct: '#228833', mismatch: '#aa3377', wrong_structure: '#cc78a8', nondeterministic: '#ddaacc', deadlock: '#cc3311',
-  runtime_error: '#ee6677', out_of_memory: '#f4a3ac', compile_error: '#ee8866', load_error: '#f2bb9d', no_code: '#8c96a3',
-  bad_interface: '#b3bac4', forbidden: '#ccbb44', tampering: '#222222', harness_error: '#66ccee',
+  correct: '#228833',
+  mismatch: '#aa3377',
+  wrong_structure: '#cc78a8',
+  nondeterministic: '#ddaacc',
+  deadlock: '#cc3311',
+  runtime_error: '#ee6677',
+  out_of_memory: '#f4a3ac',
+  compile_error: '#ee8866',
+  load_error: '#f2bb9d',
+  no_code: '#8c96a3',
+  bad_interface: '#b3bac4',
+  forbidden: '#ccbb44',
+  tampering: '#222222',
+  harness_error: '#66ccee',
 };
 /** The known verdicts that occur in these rows, in the order of their colours, then any that this page does not know. */
 function verdictsIn(rows) {
@@ -50,7 +61,12 @@ function element(tag, attributes = {}, ...children) {
     else if (name === 'style') made.style.cssText = value;
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? '' : value);
   }
-  made.append(...children.flat().filter((c) => c !== null && c !== undefined).map((c) => (c instanceof Node ? c : String(c))));
+  made.append(
+    ...children
+      .flat()
+      .filter((c) => c !== null && c !== undefined)
+      .map((c) => (c instanceof Node ? c : String(c))),
+  );
   return made;
 }
 
@@ -83,8 +99,20 @@ function fillTable(id, heads, rows) {
   const cell = (content) => (content instanceof HTMLTableCellElement ? content : element('td', {}, content));
   fill(
     id,
-    element('thead', {}, element('tr', {}, heads.map((h) => (h instanceof Node ? h : element('th', { scope: 'col' }, h))))),
-    element('tbody', {}, rows.map((r) => (r instanceof Node ? r : element('tr', {}, r.map(cell))))),
+    element(
+      'thead',
+      {},
+      element(
+        'tr',
+        {},
+        heads.map((h) => (h instanceof Node ? h : element('th', { scope: 'col' }, h))),
+      ),
+    ),
+    element(
+      'tbody',
+      {},
+      rows.map((r) => (r instanceof Node ? r : element('tr', {}, r.map(cell)))),
+    ),
   );
 }
 
@@ -96,8 +124,11 @@ async function unpack(text) {
 }
 
 /** Short names for heads and menus: best@3 is "best of 3", the stricter count by the interval's lower end "fast1 low@3". */
-const metricName = (metric) => metric.replace('fast1_low', 'fast1 low').replace('fastbest@', 'fast best of ').replace('best@', 'best of ');
+const metricName = (metric) =>
+  metric.replace('fast1_low', 'fast1 low').replace('fastbest@', 'fast best of ').replace('best@', 'best of ');
 const METRIC_HELP = {
-  pass: 'chance that one of k attempts is correct (unbiased estimate)', fast1: 'chance that one of k attempts is correct and faster than the reference',
-  fast1_low: "as fast1, but the lower end of the speedup's interval must exceed 1", best: 'share of problems that one of the first k attempts solves',
+  pass: 'chance that one of k attempts is correct (unbiased estimate)',
+  fast1: 'chance that one of k attempts is correct and faster than the reference',
+  fast1_low: "as fast1, but the lower end of the speedup's interval must exceed 1",
+  best: 'share of problems that one of the first k attempts solves',
 };

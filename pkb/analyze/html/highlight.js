@@ -1,12 +1,21 @@
 // Enough highlighting to read a candidate: Python, and the CUDA C++ inside its strings. Gives nodes, never markup.
 
-const PYTHON_WORDS = 'and as assert async await break class continue def del elif else except finally for from global if import in is lambda nonlocal not or pass raise return try while with yield None True False self';
-const CPP_WORDS = 'auto bool break case char class const constexpr continue default do double else enum extern float for if inline int long namespace new nullptr operator private public return short signed sizeof static struct switch template this typedef typename unsigned using void volatile while asm __global__ __device__ __host__ __shared__ __restrict__ __launch_bounds__ __forceinline__ int64_t uint64_t int32_t uint32_t uint4 float4 size_t';
-const PYTHON = grammar(/#[^\n]*/, /[rRbBfFuU]{0,2}(?:"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)/, PYTHON_WORDS);
+const PYTHON_WORDS =
+  'and as assert async await break class continue def del elif else except finally for from global if import in is lambda nonlocal not or pass raise return try while with yield None True False self';
+const CPP_WORDS =
+  'auto bool break case char class const constexpr continue default do double else enum extern float for if inline int long namespace new nullptr operator private public return short signed sizeof static struct switch template this typedef typename unsigned using void volatile while asm __global__ __device__ __host__ __shared__ __restrict__ __launch_bounds__ __forceinline__ int64_t uint64_t int32_t uint32_t uint4 float4 size_t';
+const PYTHON = grammar(
+  /#[^\n]*/,
+  /[rRbBfFuU]{0,2}(?:"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)/,
+  PYTHON_WORDS,
+);
 const CPP = grammar(/\/\/[^\n]*|\/\*[^]*?(?:\*\/|$)|#\w+/, /"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?/, CPP_WORDS);
 
 function grammar(comment, string, words) {
-  const pattern = new RegExp(`(?<c>${comment.source})|(?<s>${string.source})|(?<n>\\b\\d[\\w.]*)|(?<k>\\b(?:${words.split(' ').join('|')})\\b)`, 'g');
+  const pattern = new RegExp(
+    `(?<c>${comment.source})|(?<s>${string.source})|(?<n>\\b\\d[\\w.]*)|(?<k>\\b(?:${words.split(' ').join('|')})\\b)`,
+    'g',
+  );
   return pattern;
 }
 
