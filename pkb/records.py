@@ -65,6 +65,7 @@ class Job:
     dtype: str = "bfloat16"
     device: str = "cpu"
     label: str = ""  # for logs only
+    purpose: str = ""  # judgements of different purposes ("feedback", "final") draw independent inputs
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pkb.evaluate import folders, sandbox, watch
 from pkb.evaluate.build import Build, build
 from pkb.evaluate.ranks import GroupFailed, RankGroup, Zygote, request_of
 from pkb.evaluate.sandbox import Policy
-from pkb.evaluate.session import Session
+from pkb.evaluate.session import Session, run_secret
 from pkb.records import Evaluation, Job
 from pkb.verdict import Verdict
 
@@ -80,7 +80,7 @@ class Evaluator:
         session = Session(
             job,
             self.config,
-            self.secret,
+            run_secret(self.secret, job.purpose) if job.purpose else self.secret,
             reference,
             self._take_candidate,
             self._reference_failed,

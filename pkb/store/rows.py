@@ -9,7 +9,7 @@ from typing import Any
 
 from pkb.records import AttemptKey, Evaluation, Generation
 from pkb.store.schema import SCHEMA_VERSION
-from pkb.verdict import GenerationStatus
+from pkb.verdict import GenerationStatus, Stage, Verdict
 
 Row = dict[str, Any]
 _JSON_COLUMNS = ("sent", "usage", "seconds_by_stage", "extra")
@@ -35,6 +35,15 @@ def generation_of(row: Mapping[str, Any]) -> Generation:
     for name in ("sent", "usage"):
         values[name] = json.loads(row[name])
     return Generation(key=key_of(row), **values)
+
+
+def evaluation_of(row: Mapping[str, Any]) -> Evaluation:
+    """The record of a full row of ``evaluations``."""
+    values = {f.name: row[f.name] for f in dataclasses.fields(Evaluation)}
+    values["verdict"], values["stage"] = Verdict(row["verdict"]), Stage(row["stage"])
+    for name in ("seconds_by_stage", "extra"):
+        values[name] = json.loads(row[name])
+    return Evaluation(**values)
 
 
 def key_of(row: Mapping[str, Any]) -> AttemptKey:

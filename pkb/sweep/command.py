@@ -59,12 +59,10 @@ def run_sweep(config: Config, as_json: bool = False) -> int:
     run = config.run_path()
     problems = config.problem_names()
     _check_problems(config, problems)
-    if config.agent.max_turns > 1:
-        raise UserError(f"agent.max_turns={config.agent.max_turns}: this version asks once per attempt; set agent.max_turns=1")
     runs.check(run, config)
     models = _models(run, config)
     with RunStore(run) as store:
-        plan = plans.make(run, _run_name(run), list(models), problems, config.attempts)
+        plan = plans.make(run, _run_name(run), list(models), problems, config.attempts, config.agent)
         _check_keys(config, plan)
         runs.write(run, config, {"models": list(models.values()), "problems": problems})
         store.supersede("generations", plan.retry_generations)
@@ -99,7 +97,7 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
     handler = _log_to(store.path / "sweep.log")
     backend = RayBackend(config, progress.notice)
     generator, models = _generator(config, plan, store.path)
-    driver = Driver(config, plan, recorder, generator, backend, models, single_shot(config), progress)
+    driver = Driver(config, plan, recorder, generator, backend, models, _conversation(config), progress)
     interrupted = _interruptible()
     watching = asyncio.create_task(view.follow(progress, store.path, console))
     ending = Ending()
@@ -127,7 +125,16 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
 
 async def _connect_and_run(backend: Any, driver: Driver, plan: Plan, run: Path) -> None:
     await backend.connect()
-    await driver.run(plans.unjudged(run, plan))
+    await driver.run(plans.unfinished(run, plan))
+
+
+def _conversation(config: Config) -> Conversation:
+    """What attempts are asked: one question, or as many turns as ``agent`` allows."""
+    if config.agent.max_turns == 1:
+        return single_shot(config)
+    from pkb.refine.attempt import Refinement
+
+    return Refinement(config)
 
 
 def single_shot(config: Config) -> Conversation:
@@ -164,7 +171,7 @@ class _NobodyToAsk:
 
 def _generator(config: Config, plan: Plan, run: Path) -> tuple[Any, dict[str, Any]]:
     """The client and the models it knows; importing it takes seconds, so only when there is anything to ask."""
-    if not any(plan.count_to_generate(model) for model in plan.models):
+    if not any(plan.may_ask(model) for model in plan.models):
         return _NobodyToAsk(), {}
     from pkb.generate.client import Client
     from pkb.generate.models import load_models
@@ -205,7 +212,7 @@ def _models(run: Path, config: Config) -> dict[str, dict[str, Any]]:
 
 def _check_keys(config: Config, plan: Plan) -> None:
     """Raise UserError when a model that is to be asked is unknown or has no key, before anything is written."""
-    if any(plan.count_to_generate(model) for model in plan.models):
+    if any(plan.may_ask(model) for model in plan.models):
         from pkb.generate.models import load_models
 
         load_models(config.models)
@@ -289,7 +296,7 @@ def _missing(run: Path, plan: Plan, ending: Ending) -> dict[str, int]:
     """Why attempts have no outcome -> how many, the most frequent first."""
     import polars as pl
 
-    now = plans.make(run, plan.run, plan.models, plan.problems, plan.attempts)
+    now = plans.make(run, plan.run, plan.models, plan.problems, plan.attempts, plan.agent)
     if now.judged.all():
         return {}
     rows = reader.scan(run, "generations").filter(~pl.col("status").is_in(plans.COUNTED["generations"]))

@@ -11,12 +11,15 @@ repeats none. This module and ``judges`` decide about every try; neither Ray nor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from pkb.config import Config
 from pkb.records import AttemptKey, Evaluation, Generation
+from pkb.refine import attempt as attempts
+from pkb.refine.limits import History, best
+from pkb.refine.resume import Past, confirmed
 from pkb.store.rows import evaluation_row, generation_row
 from pkb.sweep import static
 from pkb.sweep.backend import Backend, Generator
@@ -26,7 +29,6 @@ from pkb.sweep.plan import Plan
 from pkb.sweep.progress import Progress
 from pkb.sweep.recorder import Recorder, log_path, of_attempt
 
-History = Sequence[tuple[Generation, Evaluation]]
 #: The next question of an attempt, given its turns so far; None when the attempt is over.
 Conversation = Callable[[AttemptKey, History], list[dict[str, Any]] | None]
 
@@ -34,7 +36,8 @@ Conversation = Callable[[AttemptKey, History], list[dict[str, Any]] | None]
 class Driver:
     """One session of a run.
 
-    models: name -> the generator's own description of the model. conversation: what to ask, and when to stop.
+    models: name -> the generator's own description of the model. conversation: what to ask, and when to stop; a ``Refinement``
+    also knows answers that need no judging, and has every result judged once more, apart from the feedback.
     """
 
     def __init__(
@@ -52,13 +55,14 @@ class Driver:
         self.progress = progress or Progress()
         self._plan, self._recorder, self._generator = plan, recorder, generator
         self._models, self._conversation = models, conversation
+        self._refinement = conversation if isinstance(conversation, attempts.Refinement) else None
         self._lag = Lag(config.generation.max_in_flight, config.cluster.lag)
         self._judges = Judges(config, backend, recorder, self.progress)
         for model in plan.models:
             self.progress.begin(model, len(plan.problems) * plan.attempts, plan.count_judged(model))
 
-    async def run(self, unjudged: Iterable[Generation] = ()) -> None:
-        """Work until every attempt of the plan has an outcome. unjudged: answers of earlier sessions, in no special order.
+    async def run(self, unjudged: Iterable[Generation | Past] = ()) -> None:
+        """Work until every attempt of the plan has an outcome. unjudged: answers, or turns, of earlier sessions' attempts.
 
         Raises HarnessError when the session cannot go on: no node left, the disk full. Cancelling it is a clean stop: what was
         handed to the recorder is written.
@@ -80,16 +84,16 @@ class Driver:
         for error in ended:
             _raise_first(error)
 
-    async def _feed_all(self, unjudged: Iterable[Generation]) -> None:
+    async def _feed_all(self, unjudged: Iterable[Generation | Past]) -> None:
         async with asyncio.TaskGroup() as group:
             for model in self._plan.models:
                 if self._plan.count_to_generate(model):
                     self._lag.open(model)
                     group.create_task(self._feed(model, group))
-            for generation in unjudged:
+            for found in unjudged:
+                past: Past = [(found, None)] if isinstance(found, Generation) else found
                 await self._lag.adopt()
-                self.progress.move(generation.key.model, None, "build")
-                group.create_task(self._attempt(generation.key, generation))
+                group.create_task(self._attempt(replace(past[0][0].key, turn=0), past))
 
     async def _feed(self, model: str, group: asyncio.TaskGroup) -> None:
         """Start a model's attempts one after the other, as fast as there is room for them."""
@@ -105,27 +109,54 @@ class Driver:
             group.create_task(self._attempt(key))
         await self._lag.close(model)
 
-    async def _attempt(self, key: AttemptKey, stored: Generation | None = None) -> None:
-        """One attempt, turn by turn, from the first question (or the stored answer to it) to its last verdict."""
+    async def _attempt(self, key: AttemptKey, past: Past | None = None) -> None:
+        """One attempt, turn by turn, from the first question (or what earlier sessions had of it) to its last verdict."""
         history: list[tuple[Generation, Evaluation]] = []
-        while True:
-            generation = stored
-            if generation is None:
-                messages = self._conversation(key, history)
-                if messages is None:
-                    break
-                if history:
-                    self._lag.again(key.model)
-                    self.progress.move(key.model, None, "generate")
-                generation = await self._generate(replace(key, turn=len(history)), messages)
-            stored = None
+        for generation, judged in past or ():
+            if judged is None:
+                self.progress.move(key.model, None, "build")
+                judged = await self._judge(generation, history)
+            history.append((generation, judged))
+        while not history or history[-1][1].verdict.counts:
+            messages = self._conversation(key, history)
+            if messages is None:
+                await self._confirm(history)
+                break
+            if history:
+                self._lag.again(key.model)
+                self.progress.move(key.model, None, "generate")
+            generation = await self._generate(replace(key, turn=len(history)), messages)
             if not generation.status.counts:
-                break
-            evaluation = await self._judge(generation)
-            history.append((generation, evaluation))
-            if not evaluation.verdict.counts:
-                break
+                await self._lag.judged()
+                return
+            history.append((generation, await self._judge(generation, history)))
+        top = best(history)
+        self.progress.judged(key.model, history[-1 if top is None else top][1])
         await self._lag.judged()
+
+    async def _confirm(self, history: list[tuple[Generation, Evaluation]]) -> None:
+        """Judge the attempt's result once more, in fresh processes and on inputs that no feedback was about.
+
+        What this finds takes the place of the turn's row, so another turn may be the best then; that one is judged likewise.
+        """
+        while self._refinement is not None and not confirmed(history):
+            turn = best(history)
+            assert turn is not None
+            generation, before = history[turn]
+            self.progress.move(generation.key.model, None, "build")
+            item = Waiting(generation, static.job_of(generation, self.config, attempts.FINAL), _future())
+            judged = await self._judges.judge(item)
+            if not judged.verdict.counts:
+                self.progress.move(generation.key.model, item.stage, None)
+                self.progress.notice(
+                    f"{item.job.label}: its final judgement failed ({judged.detail}); the next session repeats it"
+                )
+                return
+            for i, (same, earlier) in enumerate(history):
+                if same.source == generation.source:
+                    history[i] = (same, attempts.final(judged, earlier if i != turn else before))
+                    await self._record(*history[i], item, "confirmed", instead=True)
+            self.progress.move(generation.key.model, item.stage, None)
 
     async def _generate(self, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
         generation = await self._generator.generate(self._models[key.model], key, messages)
@@ -148,27 +179,42 @@ class Driver:
         await self._lag.generated(key.model)
         return generation
 
-    async def _judge(self, generation: Generation) -> Evaluation:
+    async def _judge(self, generation: Generation, history: History) -> Evaluation:
         """The verdict on one answer, recorded; the attempt is in stage "build" when this begins."""
-        key, config = generation.key, self.config
-        item = Waiting(generation, static.job_of(generation, config), asyncio.get_running_loop().create_future())
+        key, config, refinement = generation.key, self.config, self._refinement
+        purpose = attempts.FEEDBACK if refinement is not None else ""
+        item = Waiting(generation, static.job_of(generation, config, purpose), _future())
         evaluation = static.without_code(generation, config)
+        if evaluation is None and refinement is not None:
+            evaluation = refinement.known(generation, history)
         if evaluation is None and generation.source is not None:
             evaluation = static.by_text(generation.source, key.problem, config)
         evaluation = evaluation or await self._judges.judge(item)
+        if refinement is not None:
+            evaluation = refinement.concluded(generation, evaluation, history)
+        await self._record(generation, evaluation, item, "judged")
+        self.progress.move(key.model, item.stage, None)
+        return evaluation
+
+    async def _record(
+        self, generation: Generation, evaluation: Evaluation, item: Waiting, what: str, instead: bool = False
+    ) -> None:
+        key = generation.key
         line = of_attempt(
             key,
-            "judged",
+            what,
             verdict=evaluation.verdict.value,
             stage=evaluation.stage.value,
             detail=evaluation.detail,
             node=evaluation.node,
+            ended=evaluation.extra.get("ended", ""),
         )
         row = evaluation_row(key, evaluation, len(item.failures), log_path(key))
-        await self._recorder.record("evaluations", row, log_path(key), [line])
-        self.progress.move(key.model, item.stage, None)
-        self.progress.judged(key.model, evaluation)
-        return evaluation
+        await self._recorder.record("evaluations", row, log_path(key), [line], instead)
+
+
+def _future() -> asyncio.Future[Evaluation]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _raise_first(error: BaseException | None) -> None:

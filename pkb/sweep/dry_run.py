@@ -25,7 +25,7 @@ def dry_run(config: Config, as_json: bool = False) -> int:
     problems = config.problem_names()
     prompts = {name: prompt.render(name, config) for name in problems}
     models = load_models(config.models, need_keys=False)
-    plan = plans.make(run, run.resolve().name, [m.name for m in models], problems, config.attempts)
+    plan = plans.make(run, run.resolve().name, [m.name for m in models], problems, config.attempts, config.agent)
     calls = {m.name: Counter(key.problem for key in plan.to_generate(m.name)) for m in models}
     found = forecast(models, prompts, calls)
     if as_json:

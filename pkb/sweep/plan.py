@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pkb.config import AgentConfig
 from pkb.errors import UserError
 from pkb.records import AttemptKey, Generation
+from pkb.refine import resume
 from pkb.verdict import GenerationStatus, Verdict
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Plan:
     judged: np.ndarray
     retry_generations: tuple[AttemptKey, ...] = ()
     retry_evaluations: tuple[AttemptKey, ...] = ()
+    agent: AgentConfig = field(default_factory=AgentConfig)
 
     @property
     def total(self) -> int:
@@ -56,18 +59,28 @@ class Plan:
         """How many that are."""
         return int((~self.generated[self.models.index(model)]).sum())
 
+    def may_ask(self, model: str) -> bool:
+        """Whether there is a question left for this model; an attempt of several turns that is not over may have one."""
+        open_attempts = ~self.judged if self.agent.max_turns > 1 else ~self.generated
+        return bool(open_attempts[self.models.index(model)].any())
+
     def count_judged(self, model: str) -> int:
         """How many attempts of a model have their verdict."""
         return int(self.judged[self.models.index(model)].sum())
 
 
-def make(run: Path, name: str, models: Sequence[str], problems: Sequence[str], attempts: int) -> Plan:
+def make(
+    run: Path, name: str, models: Sequence[str], problems: Sequence[str], attempts: int, agent: AgentConfig | None = None
+) -> Plan:
     """The plan of a run directory, which may be empty or new; ``name`` is the run's own, as run.yaml has it.
+
+    agent: with several turns, an attempt is judged when its last turn is; until then ``unfinished`` has its turns.
 
     Raises UserError when rows name a model or problem that the configuration does not (another run's files).
     """
     import numpy as np
 
+    agent = agent or AgentConfig()
     shape = (len(models), len(problems), attempts)
     generated, judged = np.zeros(shape, bool), np.zeros(shape, bool)
     retry_generations: list[AttemptKey] = []
@@ -83,6 +96,14 @@ def make(run: Path, name: str, models: Sequence[str], problems: Sequence[str], a
         for m, p, a in zip(*np.nonzero(judged & ~generated), strict=True):  # its answer was in a damaged part
             retry_evaluations.append(AttemptKey(name, models[m], problems[p], int(a)))
         judged &= generated
+        if agent.max_turns > 1:
+            found = resume.survey(run, name, agent)
+            generated[...], judged[...] = False, False
+            for bits, places in ((generated, found.begun), (judged, found.finished)):
+                for place in places:
+                    bits[index.place(AttemptKey(name, *place))] = True
+            retry_generations += found.stray_generations
+            retry_evaluations += found.stray_evaluations
     return Plan(
         name,
         tuple(models),
@@ -92,7 +113,17 @@ def make(run: Path, name: str, models: Sequence[str], problems: Sequence[str], a
         judged,
         tuple(retry_generations),
         tuple(retry_evaluations),
+        agent,
     )
+
+
+def unfinished(run: Path, plan: Plan) -> Iterator[Generation | resume.Past]:
+    """What earlier sessions have begun and not ended: answers without a verdict, or the turns so far of longer attempts."""
+    if plan.agent.max_turns == 1:
+        yield from unjudged(run, plan)
+        return
+    where = (plan.generated & ~plan.judged).nonzero()
+    yield from resume.unfinished(run, {(plan.models[m], plan.problems[p], int(a)) for m, p, a in zip(*where, strict=True)})
 
 
 def unjudged(run: Path, plan: Plan) -> Iterator[Generation]:

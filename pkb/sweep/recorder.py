@@ -14,7 +14,7 @@ from typing import Any
 
 from pkb.errors import HarnessError
 from pkb.records import AttemptKey
-from pkb.store.rows import Row
+from pkb.store.rows import Row, key_of
 from pkb.store.writer import RunStore
 
 #: A full disk is waited for this long, in case somebody makes room; then the run stops, complete up to that point.
@@ -31,6 +31,7 @@ class _Entry:
     log: Path
     lines: Sequence[Mapping[str, Any]]
     written: asyncio.Future[None] = field(repr=False)
+    instead: bool = False
 
 
 def log_path(key: AttemptKey) -> str:
@@ -51,9 +52,11 @@ class Recorder:
         self._queue: asyncio.Queue[_Entry] = asyncio.Queue(maxsize=4 * _BATCH)
         self._pending: list[_Entry] = []  # taken from the queue and not written yet
 
-    async def record(self, table: str, row: Row, log: str, lines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Add a row and its attempt's events; durable on return."""
-        await self._put(table, row, self._store.path / log, lines)
+    async def record(
+        self, table: str, row: Row, log: str, lines: Sequence[Mapping[str, Any]] = (), instead: bool = False
+    ) -> None:
+        """Add a row and its attempt's events; durable on return. instead: it takes the place of the row of the same key."""
+        await self._put(table, row, self._store.path / log, lines, instead)
 
     async def note(self, log: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add events to an attempt's log."""
@@ -63,8 +66,10 @@ class Recorder:
         """Add an event of the run itself: sessions, nodes, providers."""
         await self._put("", None, self._store.path / EVENTS, [stamped(what, **details)])
 
-    async def _put(self, table: str, row: Row | None, log: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-        entry = _Entry(table, row, log, lines, asyncio.get_running_loop().create_future())
+    async def _put(
+        self, table: str, row: Row | None, log: Path, lines: Sequence[Mapping[str, Any]], instead: bool = False
+    ) -> None:
+        entry = _Entry(table, row, log, lines, asyncio.get_running_loop().create_future(), instead)
         await self._queue.put(entry)
         await asyncio.shield(entry.written)
 
@@ -130,6 +135,7 @@ class Recorder:
                 _append_lines(path, lines)
         for table in ("generations", "evaluations"):
             chosen = [entry for entry in entries if entry.table == table and entry.row is not None]
+            self._store.supersede(table, [key_of(entry.row) for entry in chosen if entry.instead and entry.row is not None])
             if chosen:
                 self._store.append(table, [entry.row for entry in chosen if entry.row is not None])
             for entry in chosen:

@@ -15,8 +15,8 @@ _NO_ANSWER = {
 }
 
 
-def job_of(generation: Generation, config: Config) -> Job:
-    """What a node is to judge."""
+def job_of(generation: Generation, config: Config, purpose: str = "") -> Job:
+    """What a node is to judge, and what for (``Job.purpose``)."""
     key = generation.key
     return Job(
         problem=key.problem,
@@ -27,6 +27,7 @@ def job_of(generation: Generation, config: Config) -> Job:
         dtype=config.dtype,
         device=config.device,
         label=f"{key.model}/{key.problem}/{key.attempt}.{key.turn}",
+        purpose=purpose,
     )
 
 

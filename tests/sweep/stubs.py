@@ -132,14 +132,14 @@ def settings(**changes):
     return Config(models=["m1", "m2"], problems=["1", "2", "3"], attempts=2, **changes)
 
 
-async def session(run, config, generator, backend, conversation=single_shot, stop=None):
+async def session(run, config, generator, backend, conversation=single_shot, stop=None, problems=PROBLEMS):
     """One session of the driver on a run directory, as ``pkb sweep`` runs it; returns the driver's progress.
 
     stop: awaited with the driver's task; the task is cancelled when it returns.
     """
     runs.write(run, config)
     with RunStore(run) as store:
-        plan = plans.make(run, runs.read(run)["run"], config.models, PROBLEMS, config.attempts)
+        plan = plans.make(run, runs.read(run)["run"], config.models, problems, config.attempts, config.agent)
         store.supersede("generations", plan.retry_generations)
         store.supersede("evaluations", plan.retry_evaluations)
         progress = Progress()
@@ -153,7 +153,7 @@ async def session(run, config, generator, backend, conversation=single_shot, sto
             conversation,
             progress,
         )
-        task = asyncio.create_task(driver.run(plans.unjudged(run, plan)))
+        task = asyncio.create_task(driver.run(plans.unfinished(run, plan)))
         if stop is not None:
             await stop(driver)
             task.cancel()

@@ -1,0 +1,75 @@
+"""An attempt of several turns as the driver sees it: what to ask next, what needs no judging, when it is over."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pkb import hardware, prompt
+from pkb.config import Config
+from pkb.records import AttemptKey, Evaluation, Generation
+from pkb.refine import conversation, feedback
+from pkb.refine.limits import History, best, ending
+
+#: What judgements of turns and the judgement that counts are for; see ``Job.purpose``.
+FEEDBACK, FINAL = "feedback", "final"
+
+
+class Refinement:
+    """The conversation of every attempt of a run with ``agent.max_turns`` above 1."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._machine = hardware.of(config)
+        self._tasks: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(self, key: AttemptKey, history: History) -> list[dict[str, Any]] | None:
+        """The next question's messages; None when the attempt is over."""
+        if ending(history, self._config.agent) is not None:
+            return None
+        if key.problem not in self._tasks:
+            self._tasks[key.problem] = prompt.messages(key.problem, self._config)
+        turns = [
+            conversation.Turn(generation.answer, generation.source, self._feedback(history[: i + 1]))
+            for i, (generation, _) in enumerate(history)
+        ]
+        return conversation.messages(self._tasks[key.problem], turns, best(history), self._config.agent.context_tokens)
+
+    def known(self, generation: Generation, history: History) -> Evaluation | None:
+        """The verdict on an answer whose candidate an earlier turn had already; None when it is new."""
+        source = generation.source
+        for i, (earlier, evaluation) in enumerate(history):
+            if source is not None and earlier.source is not None and earlier.source.strip() == source.strip():
+                extra = {k: v for k, v in evaluation.extra.items() if k not in ("ended", "feedback")}
+                return dataclasses.replace(evaluation, extra={**extra, "repeats": extra.get("repeats", i)}, seconds_by_stage={})
+        return None
+
+    def concluded(self, generation: Generation, evaluation: Evaluation, history: History) -> Evaluation:
+        """The evaluation with the reason why the attempt ends with it, if it does."""
+        over = ending([*history, (generation, evaluation)], self._config.agent)
+        if over is None or not evaluation.verdict.counts:
+            return evaluation
+        return dataclasses.replace(evaluation, extra={**evaluation.extra, "ended": dataclasses.asdict(over)})
+
+    def _feedback(self, history: History) -> str:
+        """What was said after the last of these turns; the same whenever it is asked."""
+        generation, evaluation = history[-1]
+        top = best(history[:-1])
+        standing = feedback.Standing(
+            best=None if top is None else (top, _speed(history[top][1])), repeats=evaluation.extra.get("repeats")
+        )
+        return feedback.text(evaluation, generation.source, self._machine, standing)
+
+
+def final(judged: Evaluation, before: Evaluation) -> Evaluation:
+    """The judgement that counts in place of the one behind the feedback, which it keeps in short."""
+    kept = {k: getattr(before, k) for k in ("speedup", "speedup_low", "speedup_high", "candidate_ms")}
+    extra = {k: v for k, v in before.extra.items() if k in ("ended", "repeats", "profile")}
+    extra = {**extra, **judged.extra, "final": True, "feedback": {"verdict": before.verdict.value, **kept}}
+    return dataclasses.replace(judged, extra=extra)
+
+
+def _speed(evaluation: Evaluation) -> str:
+    if evaluation.speedup is None:
+        return "correct, not timed"
+    return f"correct, {evaluation.speedup:.3g} times as fast as the reference"

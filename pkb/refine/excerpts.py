@@ -1,0 +1,84 @@
+"""The lines of a candidate that a compiler's message, a traceback or a stack points to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MOST_ERRORS = 5
+_COMPILER = re.compile(
+    r"^(?P<file>[\w./-]*?(?P<name>main\.cpp|cuda\.cu|[\w-]+\.(?:cpp|cu|cuh|h)))[:(](?P<line>\d+)(?::\d+)?[):]+ "
+    r"(?:fatal )?error:? ?(?P<message>.*)$",
+    re.MULTILINE,
+)
+_SNIPPET = re.compile(r"^\s*\d+ \| (.*)$")
+_PYTHON = re.compile(r'File "[^"]*candidate\.py", line (\d+)(?:, in (\S+))?')
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the candidate's file (from 1; None where it cannot be told), its text, and what is said of it."""
+
+    line: int | None
+    text: str
+    message: str
+
+
+def compiler_errors(log: str, source: str) -> list[Place]:
+    """The compiler's first errors, each with the candidate's line that it points to.
+
+    C++ and CUDA stand in strings of the candidate, so the compiler's own line numbers say little; the line that it quotes is looked
+    up in the candidate instead.
+    """
+    found: list[Place] = []
+    lines = log.splitlines()
+    at = {m.start(): m for m in _COMPILER.finditer(log)}
+    position = 0
+    for number, text in enumerate(lines):
+        match = at.get(position)
+        position += len(text) + 1
+        if match is None or len(found) == MOST_ERRORS:
+            continue
+        quoted = next((q for q in (_quoted(line) for line in lines[number + 1 : number + 3]) if q), "")
+        place = Place(_line_of(quoted, source), quoted, match["message"].strip())
+        if place not in found:
+            found.append(place)
+    return found
+
+
+def traceback_lines(text: str, source: str) -> list[Place]:
+    """The candidate's own frames of a traceback, outermost first."""
+    lines = source.split("\n")
+    return [
+        Place(int(n), lines[int(n) - 1].strip() if int(n) <= len(lines) else "", f"in {name or 'the file'}")
+        for n, name in _PYTHON.findall(text)
+    ]
+
+
+def excerpt(source: str, marked: Iterable[int], around: int = 2) -> str:
+    """Numbered lines of the candidate around the marked ones, which have an arrow; gaps are shown."""
+    lines = source.split("\n")
+    marks = {n for n in marked if 0 < n <= len(lines)}
+    shown = sorted({i for n in marks for i in range(max(1, n - around), min(len(lines), n + around) + 1)})
+    width = len(str(shown[-1])) if shown else 1
+    text: list[str] = []
+    for previous, n in zip([None, *shown], shown, strict=False):
+        if previous is not None and n > previous + 1:
+            text.append("   ...")
+        text.append(f"{'->' if n in marks else '  '} {n:>{width}} | {lines[n - 1][:200]}".rstrip())
+    return "\n".join(text)
+
+
+def _quoted(line: str) -> str:
+    """The source line that gcc (``5 | text``) or nvcc (indented text) quotes under an error."""
+    match = _SNIPPET.match(line)
+    if match:
+        return match[1].strip()
+    return line.strip() if line.startswith("  ") and "^" not in line else ""
+
+
+def _line_of(quoted: str, source: str) -> int | None:
+    if len(quoted) < 3:
+        return None
+    return next((i for i, line in enumerate(source.split("\n"), 1) if line.strip() == quoted), None)

@@ -1,0 +1,154 @@
+"""What a model is told about its answer: the fault by name and place, or the time and where it goes.
+
+The words are in ``conf/prompts/feedback/*.yaml``, the facts all come from the evaluation: of expected values only the first differing
+one that the verdict's detail shows, never a seed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pkb.hardware import Hardware
+from pkb.records import Evaluation
+from pkb.refine import excerpts
+from pkb.refine.timing import timing_parts
+from pkb.refine.words import say
+from pkb.verdict import Verdict
+
+LOG_CHARACTERS = 1500
+#: Verdicts whose rank said something before it ended that may help.
+_SPOKEN = (Verdict.RUNTIME_ERROR, Verdict.LOAD_ERROR, Verdict.OUT_OF_MEMORY, Verdict.DEADLOCK)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an attempt stands. best: its best turn so far and how fast that is, in words; repeats: the turn that had the same answer."""
+
+    best: tuple[int, str] | None = None
+    repeats: int | None = None
+
+
+def text(evaluation: Evaluation, source: str | None, machine: Hardware, standing: Standing | None = None) -> str:
+    """The feedback on one answer; ``source`` is its candidate, None where it had none. machine: as the task describes it."""
+    standing = standing or Standing()
+    parts = list(_parts(evaluation, source or "", machine, standing))
+    if standing.best is not None:
+        turn, speed = standing.best
+        parts.append(say("parts", "best", turn=turn, speed=speed))
+    parts.append(say("parts", "faster" if evaluation.verdict is Verdict.CORRECT else "next"))
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _parts(evaluation: Evaluation, source: str, machine: Hardware, standing: Standing) -> Iterator[str]:
+    if standing.repeats is not None:
+        yield say("parts", "repeated", turn=standing.repeats)
+    yield say("verdicts", evaluation.verdict.value, detail=evaluation.detail.strip())
+    if evaluation.verdict is Verdict.COMPILE_ERROR:
+        yield from _compiler(evaluation, source)
+    trace = excerpts.traceback_lines(str(evaluation.extra.get("traceback", "")), source)
+    if trace:
+        yield say("parts", "traceback", excerpt=excerpts.excerpt(source, [p.line for p in trace if p.line]))
+    diagnosis = evaluation.extra.get("diagnosis")
+    if isinstance(diagnosis, Mapping):
+        yield from _diagnosis(diagnosis, source)
+    log = printed(str(evaluation.extra.get("log", "")))
+    if log and evaluation.verdict in _SPOKEN:
+        yield say("parts", "log", log=log)
+    if evaluation.verdict is Verdict.CORRECT:
+        yield from timing_parts(evaluation, source, machine)
+
+
+def _compiler(evaluation: Evaluation, source: str) -> Iterator[str]:
+    errors = excerpts.compiler_errors(evaluation.build_log, source)
+    marked = [p.line for p in errors if p.line]
+    if not marked:
+        yield say("parts", "compiler_log", log=(evaluation.build_log or evaluation.detail)[:LOG_CHARACTERS])
+        return
+    said = [f"- line {p.line}: {p.message}" if p.line else f"- {p.message}: `{p.text}`" for p in errors]
+    yield say("parts", "compiler", errors="\n".join(said), excerpt=excerpts.excerpt(source, marked))
+
+
+def _diagnosis(diagnosis: Mapping[str, Any], source: str) -> Iterator[str]:
+    outputs: Mapping[str, Any] = diagnosis.get("outputs", {})
+    if outputs:
+        rank, place = next(iter(outputs.items()))
+        if "where" in place:
+            yield say("parts", "where", rank=rank, output=place["output"], **_where(place["where"]))
+    for finding in diagnosis.get("findings", ()):
+        yield _finding(finding, outputs)
+    if "stood" in diagnosis:
+        yield say("parts", "stood", stood="\n".join(_stand(s) for s in diagnosis["stood"]))
+        lines = [s["line"] for s in diagnosis["stood"] if "line" in s]
+        if lines:
+            yield f"```\n{excerpts.excerpt(source, lines)}\n```"
+    if diagnosis.get("when", "in isolation") not in ("in isolation", "alone"):
+        yield say("parts", "when", when=diagnosis["when"])
+    elif diagnosis.get("variant", "plain") != "plain":
+        yield say("parts", "variant", variant=say("parts", str(diagnosis["variant"])).strip())
+
+
+def _finding(finding: Mapping[str, Any], outputs: Mapping[str, Any]) -> str:
+    kind = str(finding["kind"])
+    ranks = finding.get("ranks", [])
+    sub = finding.get("origin") or finding.get("which") or finding.get("meeting")
+    if kind == "interleaved":
+        sub = "rank_major" if finding.get("rank_major") else "element_major"
+    output = next((o["output"] for r, o in outputs.items() if int(r) in ranks and "output" in o), "output")
+    values = {
+        **finding,
+        "on": ranks_text(ranks),
+        "part": "all" if finding.get("share", 1.0) > 0.99 else f"{finding['share']:.0%}",
+        "output": output,
+        "from": f", from rank {finding['source']}" if "source" in finding else "",
+        "dims": " and ".join(map(str, finding.get("dims", []))),
+        "moved": "; ".join(_moved(m) for m in finding.get("moved", [])),
+        "relative": f"{finding.get('relative', 0.0):.1%}",
+    }
+    return say("findings", f"{kind}/{sub}" if sub else kind, **values)
+
+
+def _moved(m: Mapping[str, Any]) -> str:
+    def place(p: Mapping[str, Any]) -> str:
+        block = f"block {p['block']} of " if "block" in p else ""
+        return f"{block}rank {p['rank']}'s {p['of']}"
+
+    return f"block {m['block']} holds {place(m['holds'])}, where {place(m['belongs'])} belongs"
+
+
+def _where(where: Mapping[str, Any]) -> dict[str, str]:
+    more = ""
+    if "tail" in where:
+        more = f": only the last {where['tail']} elements"
+    elif "blocks" in where:
+        blocks = where["blocks"]
+        of = "all but this rank's own" if blocks["own_right"] else ", ".join(map(str, blocks["wrong"]))
+        more = f"; of the blocks of dimension {blocks['dim']}, one per rank, wrong are: {of}"
+    box = "[" + ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in where["box"]) + "]"
+    share = "all" if where["share"] > 0.9995 else f"{where['share']:.1%}"
+    return {"share": share, "box": box, "shape": str(where["shape"]), "more": more}
+
+
+def _stand(s: Mapping[str, Any]) -> str:
+    states = {
+        "returned": "its call had returned",
+        "device": "its Python code had returned; something that it launched on the device never ends",
+        "unknown": "in code that shows no Python lines",
+    }
+    if s["state"] != "inside":
+        return f"- rank {s['rank']}: {states[s['state']]}"
+    inside = f", inside `{s['callee']}`" if s["callee"] else ""
+    return f"- rank {s['rank']}: line {s['line']} of `{s['function']}`{inside}: `{s['text']}`"
+
+
+def printed(log: str) -> str:
+    """The end of what candidates printed, without the libraries' own warnings."""
+    lines = [line for line in log.splitlines() if not re.match(r"\[[WI]\d{4} ", line)]
+    return "\n".join(lines).strip()[-LOG_CHARACTERS:]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in words."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks[:-1])) + f" and {ranks[-1]}"
