@@ -27,7 +27,7 @@ def grid_groups(n_tp: int, n_fsdp: int) -> tuple[dist.ProcessGroup, dist.Process
 def all_gather(shard: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """The shards of all ranks of the group, joined along ``dim`` in rank order."""
     gathered = shard.new_empty(dist.get_world_size(group) * shard.shape[0], shard.shape[1])
-    dist.all_gather_into_tensor(gathered, shard, group=group)
+    dist.all_gather_into_tensor(gathered, shard.contiguous(), group=group)
     return torch.cat(gathered.chunk(dist.get_world_size(group), dim=0), dim=dim)
 
 
