@@ -54,7 +54,9 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Per hop with frontier F and T sampled edges: requests of 4 bytes, replies of two ids and a count, 4 bytes each.
+    """Per hop with frontier F and T sampled edges: where each node's range starts and ends, and one id per edge, 4 bytes each.
+
+    A requester that reads the owner's arrays sends no request, and edge ids follow from the start of the range.
 
     T is at least a third of the fanout times F (degrees below the fanout), F at least half of the last hop's T where the graph
     is large (the rest has been seen).
@@ -64,7 +66,7 @@ def cost(shape: Shape) -> Cost:
     frontier, listed = float(z.seeds), 0.0
     for fanout in hops(z):
         sampled = frontier * min(fanout, z.degree) / 3
-        sent += (4 * frontier + 8 * sampled + 4 * frontier) * (w - 1) / w
+        sent += (8 * frontier + 4 * sampled) * (w - 1) / w
         memory += 16 * frontier + 16 * sampled + 8 * (frontier + 3 * sampled)
         listed += sampled
         frontier = min(0.5 * sampled, z.nodes / 4)

@@ -66,12 +66,14 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """All-reduces of three numbers per token, or one of (log-sum-exp, target logit) in float32; the overwrite is counted."""
+    """Every rank's maximum and sum of exponentials per token, and the target's logit from its owner, must leave it (about so much
+    suffices if the switch reduces and multicasts); the overwrite is counted.
+    """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     tokens = s.B * s.S
     local = tokens * s.V / world_size
     return Cost(
-        sent_bytes=2 * (world_size - 1) / world_size * tokens * min(3 * b, 8),
+        sent_bytes=tokens * b * (2 + 1 / world_size),
         flops=5 * local,
         memory_bytes=2 * local * b + tokens * (8 + b),
         footprint_bytes=2 * local * b + tokens * (40 + 6 * b),

@@ -60,14 +60,17 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Inputs to the head owners, outputs back; 7 K V operations per token and value head."""
+    """Inputs to the head owners and outputs back, or for long shards the states of all heads down a chain of ranks (mean over
+    ranks); 7 K V operations per token and value head.
+    """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     tokens = s.B * s.s
     inputs = tokens * (2 * s.Hq * s.K + s.Hv * s.V + 2 * s.Hv)
     outputs = tokens * s.Hv * s.V
+    states = s.B * s.Hv * s.K * s.V * max(4, b)
     scan = tokens * s.Hv * (4 * s.K + 4 * s.V)
     return Cost(
-        sent_bytes=(world_size - 1) / world_size * (inputs + outputs) * b,
+        sent_bytes=(world_size - 1) / world_size * min((inputs + outputs) * b, states),
         flops=7 * tokens * s.Hv * s.K * s.V,
         memory_bytes=(inputs + outputs) * b,
         footprint_bytes=(4 * inputs + 3 * outputs) * b + 2 * scan * max(4, b),

@@ -84,16 +84,18 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Queries and outputs once, keys and values once; 4 D operations per query head and row of its window."""
+    """Queries, outputs, keys and values exchanged for heads, or on few ranks keys and values of all heads to all ranks; 4 D
+    operations per query head and row of its window.
+    """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     per_range = -(-s.c // world_size)
     tokens = s.R * per_range
     kv_heads = max(s.Hkv, world_size)
     rows = sum(min(r, s.reach) + 1 for r in range(s.R)) * s.c
     remote = (world_size - 1) / world_size
-    moved = tokens * s.D * (2 * s.Hq + 2 * min(s.Hkv, kv_heads))
+    moved = tokens * s.D * min(remote * (2 * s.Hq + 2 * s.Hkv), (world_size - 1) * 2 * s.Hkv)
     return Cost(
-        sent_bytes=remote * moved * b,
+        sent_bytes=moved * b,
         flops=4 * world_size * per_range * rows * s.Hq / world_size * s.D,
         memory_bytes=tokens * s.D * (2 * s.Hq + 2 * s.Hkv) * b,
         footprint_bytes=tokens * s.D * (6 * s.Hq + 8 * kv_heads) * b + world_size * per_range * s.D * 6 * 4,
