@@ -48,22 +48,29 @@ def estimates(
     return pl.DataFrame(found, schema=schema).select(order).sort("run", "model", *by, maintain_order=True)
 
 
-def differences(table: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """Paired differences of a per-problem metric between every two models of each run, over the problems that both have.
+def differences(table: pl.DataFrame, metric: str, across: bool = False) -> pl.DataFrame:
+    """Paired differences of a per-problem metric between every two models, over the problems that both have.
 
-    Returns run, model, other, value (model minus other), low, high, problems.
+    Only models of one run are compared, or with ``across`` those of all runs: for runs that were measured alike.
+    Returns run, model, other_run, other, value (model minus other), low, high, problems.
     """
-    schema: dict[str, Any] = {**dict.fromkeys(("run", "model", "other"), pl.String), **_NUMBERS}
+    columns = ("run", "model", "other_run", "other")
+    schema: dict[str, Any] = {**dict.fromkeys(columns, pl.String), **_NUMBERS}
     parts: list[pl.DataFrame] = []
-    for (run,), group in table.sort("run", "model", "problem").group_by(["run"], maintain_order=True):
-        models, weights, (values,), (given,) = _dense(group, [(metric, None)])
-        pairs = list(itertools.combinations(range(len(models)), 2))
+    table = table.sort("run", "model", "problem")
+    for group in [table] if across else table.partition_by("run", maintain_order=True):
+        names = group.select("run", "model").unique(maintain_order=True).with_row_index("number")
+        numbered = group.join(names, on=["run", "model"])
+        numbered = numbered.with_columns(model=pl.col("number").cast(pl.String).str.zfill(6))  # sorts as the names do
+        _, weights, (values,), (given,) = _dense(numbered, [(metric, None)])
+        pairs = list(itertools.combinations(names.select("run", "model").rows(), 2))
+        places = list(itertools.combinations(range(names.height), 2))
         if pairs:
-            first, second = (list(side) for side in zip(*pairs, strict=True))
+            first, second = (list(side) for side in zip(*places, strict=True))
             both = given[:, first] * given[:, second]
-            columns = _intervals(weights, (values[:, first] - values[:, second]) * both, both)
-            named = {"run": [run] * len(pairs), "model": [models[i] for i in first], "other": [models[j] for j in second]}
-            parts.append(pl.DataFrame({**named, **columns}, schema=schema))
+            numbers = _intervals(weights, (values[:, first] - values[:, second]) * both, both)
+            named = dict(zip(columns, map(list, zip(*((*a, *b) for a, b in pairs), strict=True)), strict=True))
+            parts.append(pl.DataFrame({**named, **numbers}, schema=schema))
     return pl.concat([pl.DataFrame(schema=schema), *parts]).drop("dropped")
 
 

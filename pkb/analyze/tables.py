@@ -38,7 +38,8 @@ class Tables:
         cost_unknown (generations whose cost nobody knows), cost_per_correct, turns_needed (mean over solved attempts).
     verdicts: run, model, verdict, attempts, share of the attempted. missing: run, model, status, attempts.
     categories, projects: as headline, with ``category`` or ``project``. curves: run, model, k, p, value.
-    differences: run, model, other, metric, value, low, high, problems. cells: one row per problem: the counts behind it all.
+    differences: run, model, other_run, other, metric, value, low, high, problems; between runs only if these were measured alike.
+    cells: one row per problem: the counts behind it all.
     notes: what was skipped, mixed or left out; each one line.
     """
 
@@ -79,8 +80,10 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
         cells, speeds, turns = pl.collect_all(
             [describe(metrics.cells(tries, (1.0,), ks)), metrics.speed_counts(tries, CURVE), needed]
         )
-    notes = [*differences_between(runs), *(str(w.message) for w in caught if issubclass(w.category, UserWarning))]
     values = _values(cells, ks)
+    unlike = differences_between(runs)
+    alike = not unlike and values["run"].n_unique() <= len(runs)
+    notes = [*unlike, *(str(w.message) for w in caught if issubclass(w.category, UserWarning))]
     return Tables(
         runs=tuple(runs),
         ks=ks,
@@ -93,8 +96,8 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
         curves=_curves(cells, speeds, ks),
         differences=pl.concat(
             [
-                differences(values, m).with_columns(metric=pl.lit(m))
-                for m in (f"pass@{ks[0]}", f"pass@{ks[1]}", f"fast1@{ks[1]}")
+                differences(values, metric, alike).with_columns(metric=pl.lit(metric))
+                for metric in (f"{name}@{k}" for name in ("pass", "fast1") for k in ks)
             ]
         ),
         cells=cells.sort(metrics.CELL),

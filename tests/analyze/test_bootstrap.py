@@ -80,6 +80,14 @@ def test_differences_are_over_problems_that_both_have() -> None:
     assert row["value"] == 0.5 and row["problems"] == 2
 
 
+def test_models_of_different_runs_are_compared_only_when_asked() -> None:
+    frame = pl.concat([table({"b": [1.0] * 6, "a": [0.0] * 6}), table({"a": [0.5] * 6}).with_columns(run=pl.lit("s"))])
+    within = differences(frame, "value").select("run", "model", "other_run", "other", "value").rows()
+    assert within == [("r", "a", "r", "b", -1.0)]
+    across = differences(frame, "value", across=True).select("run", "model", "other_run", "other", "value").rows()
+    assert across == [("r", "a", "r", "b", -1.0), ("r", "a", "s", "a", -0.5), ("r", "b", "s", "a", 0.5)]
+
+
 def test_few_problems_support_no_interval() -> None:
     few = estimates(table({"m": [1.0, 0.0] * 2}), {"value": ("value", None)}).row(0, named=True)
     assert few["value"] == 0.5 and few["low"] is None and few["problems"] == 4 < LEAST_PROBLEMS

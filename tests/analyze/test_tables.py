@@ -179,7 +179,11 @@ def test_rows_of_several_settings_are_apart(tmp_path: Path) -> None:
 def test_runs_of_different_settings_say_so(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", three(), name="one")
     other = write_run(tmp_path / "two", three(), config=Config(ranks=4), name="two")
-    assert "the runs differ in world size: 2, 4" in tables([one, other]).notes
+    found = tables([one, other])
+    assert "the runs differ in world size: 2, 4" in found.notes
+    assert found.differences.is_empty(), "what was measured differently is not compared"
+    alike = write_run(tmp_path / "three", three(), name="three")
+    assert tables([one, alike]).differences["value"].unique().to_list() in ([0.0], [0.0, None], [None, 0.0])
 
 
 def test_a_provider_that_fails_mid_conversation_counts_against_nobody(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ function drawDenominators() {
 
 function drawDifferences() {
   const metric = byId('difference-metric').value;
-  const rows = rowsOf('differences').filter((r) => r.metric === metric && shown(r.series) && shown(seriesOf(r.run, r.other)));
+  const rows = rowsOf('differences').filter((r) => r.metric === metric && shown(r.series) && shown(seriesOf(r.other_run, r.other)));
   fillTable(
     'differences',
     ['model', element('th', { class: 'text' }, 'minus'), 'difference, points', '95 % interval', 'problems'],
@@ -135,7 +135,7 @@ function drawDifferences() {
       const name = (series) => SERIES[series].label;
       return [
         name(r.series),
-        element('td', { class: 'text' }, name(seriesOf(r.run, r.other))),
+        element('td', { class: 'text' }, name(seriesOf(r.other_run, r.other))),
         element('td', {}, r.value === null ? '-' : element(certain ? 'b' : 'span', {}, points(r.value))),
         r.low === null ? '-' : `${points(r.low)} to ${points(r.high)}`,
         r.problems,
