@@ -27,7 +27,7 @@ from pkb.generate.budget import Budget, Spent
 from pkb.generate.call import call, parameters_of
 from pkb.generate.facts import tokens_of
 from pkb.generate.failures import Failure, Kind
-from pkb.generate.lane import Lane
+from pkb.generate.lane import LONGEST_WAIT, Lane
 from pkb.generate.limits import backoff
 from pkb.generate.models import Model
 from pkb.generate.prices import cost_usd, table_version
@@ -208,6 +208,8 @@ class Client:
     def _again(self, question: _Question, failure: Failure) -> bool:
         """Whether to ask once more after this failure."""
         kinds, config = question.kinds, self._config
+        if (failure.retry_after or 0.0) > LONGEST_WAIT:
+            return False
         if (
             not failure.kind.retried
             or kinds[Kind.TIMEOUT] > config.max_timeouts
@@ -235,7 +237,7 @@ class Client:
             source=found.source if found else None,
             extraction=(found.reason or found.status.value) if found else answer.status.value,
             finish_reason=answer.finish_reason,
-            usage=self._usage(question, lane, answer.usage),
+            usage=self._usage(question, lane, answer.usage | ({"from_spool": True} if record.replayed else {})),
             cost_usd=self._total_cost(question, lane, cost if counted or cost == 0 else None),
             seconds=seconds,
             request_id=self._redact(answer.request_id),

@@ -42,8 +42,7 @@ class Exchange:
 
     question: names the question in the spool; empty: nothing is kept. request: the JSON body as sent, without the conversation
     itself. status: of HTTP, 0 before there is one. body: of a response that is not a stream. events: of one that is.
-    carried: the provider's requests are known to pass through our transport. spooled: the kept response, if any; replayed: the
-    response came from there.
+    carried: the provider's requests are known to pass through our transport. replayed: the response came from the spool.
     """
 
     question: str = ""
@@ -59,7 +58,6 @@ class Exchange:
     events: int = 0
     facts: Facts = field(default_factory=Facts)
     complete: bool = False
-    spooled: Path | None = None
     replayed: bool = False
     seconds: float | None = None  # of the original call, when replayed
     _line: bytearray = field(default_factory=bytearray)
@@ -240,7 +238,7 @@ class Transport(httpx.AsyncBaseTransport):
         record.streamed = record.headers.get("content-type", "").startswith("text/event-stream")
         record.feed(body)
         record.end()
-        record.spooled, record.replayed, record.seconds = path, True, head["seconds"]
+        record.replayed, record.seconds = True, head["seconds"]
         return httpx.Response(head["status"], headers=head["headers"], stream=httpx.ByteStream(body))
 
     def _pool(self, url: httpx.URL) -> _Pool:
@@ -293,7 +291,6 @@ class _Tee(httpx.AsyncByteStream):
         record.end()
         if path and record.spool:
             record.spool.finish(path)
-            record.spooled = path
 
     async def aclose(self) -> None:
         if self._pool:

@@ -138,6 +138,12 @@ def test_retry_after_is_honoured_with_jitter():
     assert again[-1] - again[0] > 0.02  # not all in one instant
 
 
+def test_a_wait_of_a_day_is_not_waited_for_whatever_the_status():
+    with Server.replying(error(503, headers={"retry-after": "86400"})) as server:
+        (found,) = ask(model_at(server))
+    assert found.status is GenerationStatus.PROVIDER_ERROR and len(server.requests) == 1
+
+
 FINAL = [
     ("400", error(400, "Unsupported value: 'temperature'"), "provider_error", "request"),
     ("context window", error(400, "maximum context length is 8192 tokens", "context_length_exceeded"), "provider_error", "context"),

@@ -27,7 +27,7 @@ DRIVER = """
     async def main():
         asked = client.Client(GenerationConfig(), [model], spool=Path(spool))
         found = await asked.generate(model, AttemptKey("run", "m", "001_allreduce", 0), [{"role": "user", "content": "x"}])
-        print(found.status, found.tries, len(found.answer), found.usage["prompt_tokens"], found.request_id)
+        print(found.status, found.tries, len(found.answer), found.usage["prompt_tokens"], found.request_id, "from_spool" in found.usage)
         asked.forget(found.key)
         await asked.close()
 
@@ -57,7 +57,7 @@ def test_killed_between_answer_and_row(tmp_path, streamed):
         assert killed.returncode == -9, killed.stderr
         assert len(kept(tmp_path)) == len(server.requests) == 1
         again = drive(server, tmp_path, streamed)
-    assert again.stdout.split() == ["ok", "1", str(len(CODE)), "100", "req-1"], again.stderr
+    assert again.stdout.split() == ["ok", "1", str(len(CODE)), "100", "req-1", "True"], again.stderr
     assert len(server.requests) == 1
     assert kept(tmp_path) == []
 
