@@ -144,12 +144,18 @@ def furnish(policy: Policy) -> None:
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
-def group_bytes(policy: Policy, pids: list[int]) -> int:
-    """Called by init: memory that the group holds (``pids``: its ranks)."""
+def excess_bytes(policy: Policy, pids: list[int]) -> int:
+    """Called by init: the memory that the group holds if that is more than it may, else 0. pids: its ranks."""
     if policy.level == "namespaces":
-        everyone = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        return watch.held_bytes(everyone, _PRIVATE)
-    return watch.held_bytes({*pids, *_descendants(os.getpid())})
+        everyone = {int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"}
+        mounts: tuple[str, ...] = _PRIVATE
+    else:
+        everyone, mounts = {*pids, *_descendants(os.getpid())}, ()
+    for exact in (False, True):
+        held = watch.held_bytes(everyone, mounts, exact)
+        if held <= policy.memory_bytes:
+            return 0
+    return held
 
 
 def _room(folder: str, policy: Policy) -> int:

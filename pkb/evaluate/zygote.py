@@ -117,12 +117,10 @@ def _init(request: dict[str, Any], policy: sandbox.Policy, group: socket.socket,
     while True:
         watched: list[Any] = [group, wake_read]
         readable = select.select(watched, [], [], watch.PERIOD_S if watching else None)[0]
-        if watching and not readable:
-            held = sandbox.group_bytes(policy, list(ranks))
-            if held > policy.memory_bytes:
-                wire.send_message(group, memory=held)
-                sandbox.signal_group(policy, list(ranks), signal.SIGKILL)
-                watching = False
+        if watching and not readable and (held := sandbox.excess_bytes(policy, list(ranks))):
+            wire.send_message(group, memory=held)
+            sandbox.signal_group(policy, list(ranks), signal.SIGKILL)
+            watching = False
         if wake_read in readable:
             os.read(wake_read, 4096)
             _reap(group, ranks)
