@@ -53,6 +53,7 @@ class Contestant:
         self.seat, self.link, self.scratch = seat, link, request["sandbox"]["scratch"]
         self.solve: Callable[..., Any] = lambda *inputs: None
         self.sets: list[list[Any]] = []
+        self.done: list[tuple[Any, list[Any]]] = []  # (output, inputs afterwards) of each call of the last block
         self.account = traffic.Account()
         traffic.install(self.account)
 
@@ -124,18 +125,28 @@ class Contestant:
         self.seat.synchronize()
         return {"sets": len(self.sets)}
 
-    def do_block(self, first: int, count: int, renew: bool, answer: bool, changed: list[int]) -> dict[str, Any]:
-        """Run ``count`` calls from set ``first`` on (around the end, with copies where ``renew``); hand over the last answer.
+    def do_block(self, first: int, count: int, renew: bool, copy: bool) -> dict[str, Any]:
+        """Run ``count`` calls from set ``first`` on (around the end, with copies of inputs where ``renew``, of outputs where ``copy``).
 
-        changed: which inputs belong to the answer because the problem changes them.
+        Every call's answer is kept until ``do_answers`` asks for some; says whether outputs shared memory.
         """
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
-        nanoseconds, output = self.seat.block(self.solve, chosen)
-        if answer:
-            self._answer(output, [chosen[-1][i] if i in changed else None for i in range(len(chosen[-1]))])
-        return {"ns": nanoseconds}
+        nanoseconds, outputs = self.seat.block(self.solve, chosen, copy)
+        self.done = list(zip(outputs, chosen, strict=True))
+        places = [{t.untyped_storage().data_ptr() for t in _tensors(o) if t.nbytes} for o in outputs]
+        return {"ns": nanoseconds, "shared": sum(map(len, places)) > len(set().union(*places))}
+
+    def do_answers(self, calls: list[int], changed: list[int]) -> dict[str, Any]:
+        """Hand over these calls' answers. changed: which inputs belong to an answer because the problem changes them."""
+        answers = []
+        for call in calls:
+            output, inputs = self.done[call]
+            answers.append([_plain(output), _plain([x if i in changed else None for i, x in enumerate(inputs)])])
+        wire.send_tree(self.link, answers)
+        self.done = []
+        return {"handed": len(calls)}
 
     def _answer(self, output: Any, inputs: list[Any]) -> None:
         wire.send_tree(self.link, [_plain(output), _plain(inputs)])

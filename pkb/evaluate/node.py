@@ -241,7 +241,7 @@ class Evaluator:
             reference.ask(limit, do="sets", first=problems.TIMING_TRIAL, keys=[key], send=False)
             found = []
             for _ in range(CANARY_BLOCKS):
-                reference.tell(do="block", first=0, count=CANARY_CALLS, renew=False, answer=False, changed=[])
+                reference.tell(do="block", first=0, count=CANARY_CALLS, renew=False, copy=False)
                 _, replies = reference.go(limit)
                 found.append(max(int(r["ns"]) for r in replies) / CANARY_CALLS / 1e9)
         except GroupFailed as error:

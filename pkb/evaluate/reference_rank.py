@@ -55,8 +55,8 @@ class Bench:
         self.solve: Callable[..., Any] = lambda *inputs: None
         self.sets: list[list[Any]] = []
         self.draws: list[tuple[int, str]] = []  # (trial, key) of each set
-        self.last: tuple[Any, Any] = (None, None)
-        self.theirs: tuple[Any, Any] = (None, None)
+        self.done: list[tuple[Any, list[Any]]] = []  # (output, inputs afterwards) of each call of the last block
+        self.theirs: list[tuple[Any, list[Any]]] = []
         self.calls: list[diagnose.Call] = []  # those judged last, in order: what a diagnosis needs
         self.right: dict[int, tuple[Any, compare.Judgement]] = {}  # this candidate's latest right answer to each trial
         self.plain: compare.Expected | None = None  # a plain trial's, whose calibration timed calls use
@@ -129,20 +129,20 @@ class Bench:
         self.seat.synchronize()
         return {"bytes": sum(t.nbytes for s in drawn for t in tree.tensors(s) if not t.is_sparse)}
 
-    def do_block(self, first: int, count: int, renew: bool, answer: bool, changed: list[int]) -> dict[str, Any]:
-        """Time ``count`` reference calls from set ``first`` on; keep the last call's answer."""
+    def do_block(self, first: int, count: int, renew: bool, copy: bool) -> dict[str, Any]:
+        """Time ``count`` reference calls from set ``first`` on; keep their answers."""
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
-        nanoseconds, output = self.seat.block(self.solve, chosen)
-        if answer:
-            self.last = (tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, chosen[-1]))
+        nanoseconds, outputs = self.seat.block(self.solve, chosen, copy)
+        self.done = list(zip(outputs, chosen, strict=True))
         return {"ns": nanoseconds}
 
-    def do_handover(self) -> dict[str, Any]:
-        """How long it takes to hand over an answer of this size (seconds, median of 3), measured where it can be trusted."""
+    def do_handover(self, calls: int) -> dict[str, Any]:
+        """How long it takes to hand over this many answers (seconds, median of 3), measured where it can be trusted."""
         assert self.plain is not None
-        answer = [self.plain.output, [x if i in self.plain.mutates else None for i, x in enumerate(self.plain.after)]]
+        one = [self.plain.output, [x if i in self.plain.mutates else None for i, x in enumerate(self.plain.after)]]
+        answer = [tree.clone(one) for _ in range(calls)]
         times = []
         for _ in range(3):
             here, there = socket.socketpair()
@@ -162,19 +162,32 @@ class Bench:
         free, _ = torch.cuda.mem_get_info(self.seat.device)
         return {"device": self.seat.device, "free": free, "reserved": torch.cuda.memory_reserved(self.seat.device)}
 
-    def do_collect(self) -> dict[str, Any]:
-        """Receive the counterpart's answer to the last call of its block, and keep it to judge later."""
+    def do_collect(self, calls: int) -> dict[str, Any]:
+        """Receive the counterpart's answers to this many calls of its block, and keep them to judge later."""
         assert self.plain is not None
-        self.theirs = _answer_in(self._receive(self.plain.set_bytes))
-        return {"collected": True}
+        answers = self._receive(calls * self.plain.set_bytes)
+        if not isinstance(answers, list) or len(answers) != calls:
+            raise wire.WireError("not one answer for each call")
+        self.theirs = [_answer_in(a) for a in answers]
+        return {"collected": calls}
 
-    def do_judge_block(self, first: int, count: int) -> dict[str, Any]:
-        """Judge the collected answer against this rank's own answer to the same call."""
+    def do_judge_block(self, first: int, calls: list[int], judged: list[int]) -> dict[str, Any]:
+        """Judge those collected answers (to ``calls`` of the block) that ``judged`` names against this rank's own."""
         assert self.plain is not None
-        before = self._draw(*self.draws[(first + count - 1) % len(self.draws)])
-        expected = compare.expect_like(self.problem, before, self.last, self.plain)
-        self.calls = [diagnose.Call(expected, *self.theirs)]
-        return compare.judge(expected, *self.theirs).as_dict()
+        worst = None
+        self.calls = []
+        for call in judged:
+            before = self._draw(*self.draws[(first + call) % len(self.draws)])
+            output, after = self.done[call]
+            own = (tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, after))
+            expected = compare.expect_like(self.problem, before, own, self.plain)
+            theirs = self.theirs[calls.index(call)]
+            self.calls.append(diagnose.Call(expected, *theirs))
+            found = compare.judge(expected, *theirs)
+            if worst is None or found.error > worst[1].error:
+                worst = (len(self.calls) - 1, found)
+        assert worst is not None
+        return {**worst[1].as_dict(), "call": worst[0]}
 
     def do_diagnose(self, call: int) -> dict[str, Any]:
         """What is behind the wrong answer to one of the calls judged last (by its place; -1 for the last of all)."""

@@ -55,21 +55,23 @@ class Seat:
             self._scrub = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._scrub.fill_(1)
 
-    def block(self, solve: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[int, Any]:
+    def block(self, solve: Callable[..., Any], sets: Sequence[Sequence[Any]], copy: bool) -> tuple[int, list[Any]]:
         """Call ``solve`` once on each input set, back to back, from the parent's go on.
 
-        Returns (nanoseconds from go until the device has nothing left to do, the last call's outputs).
+        copy: outputs are copied in stream order, because they share memory from call to call. Returns (nanoseconds from go until
+        the device has nothing left to do, every call's outputs).
         """
         self.flush()
         self.synchronize()
         wire.send_message(self.control, armed=True)
         wire.receive_message(self.control)
-        output = None
+        outputs = []
         start = time.perf_counter_ns()
         for inputs in sets:
             output = solve(*inputs)
+            outputs.append(tree.clone(output) if copy else output)
         self.synchronize()
-        return time.perf_counter_ns() - start, output
+        return time.perf_counter_ns() - start, outputs
 
 
 def meet(control: socket.socket, rank: int, request: dict[str, Any]) -> Seat:

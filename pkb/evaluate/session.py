@@ -227,7 +227,7 @@ class Session:
                 self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
             )
         if found.wrong:
-            self._diagnose(-1, when="timed")
+            self._diagnose(found.wrong_call, when="timed")
             raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
         self.fields.update(
             speedup=found.speedup,

@@ -1,7 +1,8 @@
 """The timing protocol: alternating blocks of reference and candidate on fresh inputs (docs/timing.md).
 
-A block is a number of back-to-back calls, each on an input set that its side has never seen. Its length is drawn secretly around a
-target, and the answer to its last call is judged, so the candidate never knows which call will be looked at. While the reference
+A block is a number of back-to-back calls, each on an input set that its side has never seen. Which calls will be looked at is drawn
+after the block has ended: their answers, or where they are small all answers, are then handed over and some are judged, so no call can
+be skipped. Outputs that share memory from call to call are copied in stream order, on both sides. While the reference
 runs, the candidate's processes are stopped. Each rank measures its own block; the parent brackets it with a clock of its own, and
 the candidate's time is never taken to be less than what that clock allows.
 """
@@ -14,7 +15,7 @@ import signal
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +25,13 @@ from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.evaluate.stats import median_interval
 from pkb.problem import TIMING_TRIAL
 
-PROTOCOL = 1
+PROTOCOL = 2
 BLOCK_SECONDS = 0.02  # long against the start of a block, short against drifting clocks
 SETS_BYTES = {"cpu": 128 << 20, "cuda": 4 << 30}  # memory for the input sets of one block, per rank
 MOST_SETS = 64
 EMPTY_BLOCKS = 5
+JUDGED = 2  # calls of a block whose answers are judged
+HANDED_BYTES = 8 << 20  # a block whose sets fit is handed over whole, so that even then nobody knows which calls are judged
 UNSEEN = 0.5  # share of its own time by which a candidate's clock may lag behind the parent's in every block
 
 
@@ -44,6 +47,7 @@ class Timing:
     pairs: int
     calls: int
     wrong: str = ""  # a judged timed call that was wrong
+    wrong_call: int = -1  # which of the calls judged last that was
     suspicious: str = ""  # the candidate's own clock ran behind the parent's
     evidence: dict[str, Any] = field(default_factory=dict)
 
@@ -56,26 +60,33 @@ class Blocks:
     candidate: RankGroup
     deadline_s: float
     changed: list[int]  # inputs that the problem changes, by position
+    copy: bool = False  # outputs are copied in stream order
+    shared: bool = False  # the candidate's outputs have shared memory in some block
 
-    def run(self, side: str, first: int, count: int, renew: bool, answer: bool) -> tuple[float, float]:
-        """(seconds of the slowest rank, seconds on the parent's clock) of one block of ``count`` calls."""
+    def run(self, side: str, first: int, count: int, renew: bool, answers: Sequence[int] = ()) -> tuple[float, float, float]:
+        """One block of ``count`` calls: seconds of the slowest rank; on the parent's clock, until every rank said that it was done,
+        and until its answers were in trusted hands, whatever it said before.
+
+        answers: the calls whose answers the candidate hands over after the block; it learns of them only then.
+        """
         group = self.reference if side == "reference" else self.candidate
         if side == "reference":
             self.candidate.signal(signal.SIGSTOP)
         try:
-            group.tell(do="block", first=first, count=count, renew=renew, answer=answer, changed=self.changed)
-            if answer and side == "candidate":
-                self.reference.tell(do="collect")
+            group.tell(do="block", first=first, count=count, renew=renew, copy=self.copy)
             start, replies = group.go(self.deadline_s)
-            if answer and side == "candidate":
-                self.reference.replies(self.deadline_s)
-            outer = (
-                time.perf_counter_ns() - start
-            )  # ends when the answer is in trusted hands, whatever the candidate said before
+            said = time.perf_counter_ns() - start
+            if side == "candidate":
+                self.shared = self.shared or any(r.get("shared") is True for r in replies)
+                if answers:
+                    self.reference.tell(do="collect", calls=len(answers))
+                    group.ask(self.deadline_s, do="answers", calls=list(answers), changed=self.changed)
+                    self.reference.replies(self.deadline_s)
+            handed = time.perf_counter_ns() - start
         finally:
             if side == "reference":
                 self.candidate.signal(signal.SIGCONT)
-        return max(_nanoseconds(group, rank, reply) for rank, reply in enumerate(replies)) / 1e9, outer / 1e9
+        return max(_nanoseconds(group, rank, reply) for rank, reply in enumerate(replies)) / 1e9, said / 1e9, handed / 1e9
 
 
 def _nanoseconds(group: RankGroup, rank: int, reply: dict[str, Any]) -> int:
@@ -123,13 +134,21 @@ def measure(
         fresh(min(8, most))
     with part("warmup"):
         per_call = {side: _warm(blocks, side, min(8, most), settings) for side in ("candidate", "reference")}
-    empty = [blocks.run("candidate", 0, 0, False, False)[1] for _ in range(EMPTY_BLOCKS)]
-    handover = max(float(r["seconds"]) for r in reference.ask(limits.timing_seconds, do="handover"))
+    blocks.copy = blocks.shared
+    empty = statistics.median(blocks.run("candidate", 0, 0, False)[1] for _ in range(EMPTY_BLOCKS))
     wanted = max(math.ceil(timing.iterations / timing.blocks), math.ceil(BLOCK_SECONDS / max(per_call.values(), default=1e-3)))
     typical = max(1, min(most, wanted))
+    all_fit = 1.25 * typical * set_bytes <= HANDED_BYTES
+    handover = max(
+        float(r["seconds"])
+        for r in reference.ask(limits.timing_seconds, do="handover", calls=typical if all_fit else min(JUDGED, typical))
+    )
     ratios: list[float] = []
     took: dict[str, list[float]] = {"reference": [], "candidate": []}
-    unseen: list[float] = []  # per block, seconds on the parent's clock that the candidate's own clock does not account for
+    # per block, seconds on the parent's clock that the candidate's own does not account for: until it said that it was done,
+    # and until its answers were there
+    unseen: list[float] = []
+    late: list[float] = []
     calls = 0
     for pair in range(timing.blocks):
         if pair >= 3 and time.monotonic() > end:
@@ -137,25 +156,27 @@ def measure(
         count = secret.randint(max(1, math.ceil(0.75 * typical)), max(1, min(most, math.ceil(1.25 * typical))))
         with part("sets"):
             fresh(count)
+        judged = sorted(secret.sample(range(count), min(JUDGED, count)))
+        handed = list(range(count)) if all_fit else judged
         for side in ("reference", "candidate") if pair % 2 == 0 else ("candidate", "reference"):
             with part("blocks"):
-                own, bracket = blocks.run(side, 0, count, False, True)
+                own, said, arrived = blocks.run(side, 0, count, False, handed)
             took[side].append(own / count)
             if side == "candidate":
-                unseen.append((bracket - own - statistics.median(empty) - 2 * handover) / own)
+                unseen.append((said - own - empty) / own)
+                late.append((arrived - own - 2 * (empty + handover)) / own)
         calls += count
         with part("judge"):
-            judged = reference.ask(limits.timing_seconds, do="judge_block", first=0, count=count)
-        found = [r for r in judged if not r["right"]]
+            answers = reference.ask(limits.timing_seconds, do="judge_block", first=0, calls=handed, judged=judged)
+        found = [r for r in answers if not r["right"]]
         if found:
             detail = f"a timed call was answered wrongly: {found[0]['detail']}"
-            return Timing(0, 0, 0, 0, 0, pair + 1, calls, wrong=detail)
+            return Timing(0, 0, 0, 0, 0, pair + 1, calls, wrong=detail, wrong_call=int(found[0]["call"]))
         ratios.append(took["reference"][-1] / took["candidate"][-1])
     suspicious = ""
-    if min(unseen) > UNSEEN:  # a busy machine delays some blocks; a clock that lies is behind in every one of them
-        suspicious = (
-            f"in every block, {min(unseen):.0%} or more of the candidate's own time passed without its clock showing it"
-        )
+    hidden = max(min(unseen), min(late))
+    if hidden > UNSEEN:  # a busy machine delays some blocks; a clock that lies is behind in every one of them
+        suspicious = f"in every block, {hidden:.0%} or more of the candidate's own time passed without its clock showing it"
     middle, low, high = median_interval(ratios, timing.bootstrap)
     return Timing(
         middle,
@@ -168,8 +189,9 @@ def measure(
         suspicious=suspicious,
         evidence={
             "block_calls": typical,
-            "unseen_share": round(min(unseen), 3),
+            "unseen_share": round(hidden, 3),
             "set_bytes": set_bytes,
+            "outputs_copied": blocks.copy,
             "seconds": {k: round(v, 3) for k, v in spent.items()},
         },
     )
@@ -183,7 +205,7 @@ def _warm(blocks: Blocks, side: str, sets: int, settings: EvaluationConfig) -> f
         left = timing.warmup_seconds - (time.monotonic() - start)
         if done >= 2 * sets and left <= 0:
             break
-        own, _ = blocks.run(side, done % sets, min(sets, timing.warmup - done), bool(blocks.changed), False)
+        own, _, _ = blocks.run(side, done % sets, min(sets, timing.warmup - done), bool(blocks.changed))
         count = min(sets, timing.warmup - done)
         per_call = own / count
         done += count

@@ -224,18 +224,18 @@ def test_a_reply_that_comes_before_the_work_gains_nothing(node, allreduce):
 import gc, time
 from pkb.evaluate import wire
 contestant = next(o for o in gc.get_objects() if type(o).__name__ == "Contestant")
-def hasty(first, count, renew, answer, changed):
+def hasty(first, count, renew, copy):
     sets = [contestant.sets[(first + i) % len(contestant.sets)] for i in range(count)]
     control = contestant.seat.control
     wire.send_message(control, armed=True)
     wire.receive_message(control)
     wire.send_message(control, ns=1000 * max(1, count))
+    contestant.done = []
     for s in sets:
         out = solution(*s)
         end = time.perf_counter() + 1e-3
         while time.perf_counter() < end: pass
-    if answer:
-        contestant._answer(out, [None])
+        contestant.done.append((out, s))
     raise Silence
 class Silence(Exception): pass
 contestant.do_block = hasty
