@@ -130,7 +130,7 @@ def print_summary(run: Path, console: Console) -> None:
     """Print a run's table: what ``pkb sweep`` ends with."""
     from pkb.analyze.terminal import summary_tables
 
-    for part in summary_tables(tables([run])):
+    for part in summary_tables(tables([run]), console.width):
         console.print(part, highlight=False)
 
 

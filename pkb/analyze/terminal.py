@@ -15,22 +15,32 @@ from pkb.verdict import Verdict
 
 #: Shown where a number is not defined.
 NONE = "-"
+#: Columns that the whole headline of a usual run takes.
+FULL_WIDTH = 100
 
 
-def summary_tables(found: Tables) -> list[Table | Text]:
-    """The headline, the verdicts and the denominators, ready to print."""
+def summary_tables(found: Tables, width: int = FULL_WIDTH) -> list[Table | Text]:
+    """The headline, the verdicts and the denominators, ready to print on a terminal of so many columns.
+
+    On a narrow one the headline leaves out what is least needed, rather than breaking numbers.
+    """
+    wide = width >= FULL_WIDTH
     several = found.counts["run"].n_unique() > 1
     values = {(r["run"], r["model"], r["metric"]): r for r in found.headline.iter_rows(named=True)}
-    shown = [f"{m}@{k}" for m in ("pass", "fast1") for k in found.ks]
+    ks = found.ks if wide else found.ks[:2]
+    shown = {f"{m}@{k}": f"{m}@{k}" for m in ("pass", "fast1") for k in ks}
+    if wide:
+        shown[f"fast1_low@{ks[1]}"] = f"fast1@{ks[1]}\nlower end"
     head = Table(title="Share of problems, with 95 % intervals (bootstrap over problems)", title_justify="left")
     for name in [*(["run"] if several else []), "model"]:
         head.add_column(name, overflow="fold")
-    for name in [*shown, "speedup", "cost", "per correct"]:
+    for name in [*shown.values(), "speedup", "cost", *(["cost per\ncorrect"] if wide else [])]:
         head.add_column(name, justify="right")
     for row in found.counts.iter_rows(named=True):
         cells = [_percent(values.get((row["run"], row["model"], m))) for m in shown]
         speedup = values.get((row["run"], row["model"], "speedup"))
-        money = [_dollars(row["cost_usd"], row["cost_unknown"]), _dollars(row["cost_per_correct"], row["cost_unknown"])]
+        costs = ["cost_usd", *(["cost_per_correct"] if wide else [])]
+        money = [_dollars(row[name], row["cost_unknown"]) for name in costs]
         named = [Text(n) for n in ([row["run"]] if several else []) + [row["model"]]]  # a name is no markup
         head.add_row(*named, *(Text(c, justify="right") for c in [*cells, _times(speedup), *money]))
     return [head, _verdict_table(found), *(Text(line) for line in _denominators(found))]
@@ -82,14 +92,14 @@ def _percent(row: Mapping[str, Any] | None) -> str:
     if row is None or row["value"] is None:
         return NONE
     text = f"{100 * row['value']:.0f} %"
-    return text if row["low"] is None else f"{text}\n[{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
+    return text if row["low"] is None else f"{text}\n{100 * row['low']:.0f}-{100 * row['high']:.0f}"
 
 
 def _times(row: Mapping[str, Any] | None) -> str:
     if row is None or row["value"] is None:
         return NONE
     text = f"{row['value']:.2f}x"
-    return text if row["low"] is None else f"{text}\n[{row['low']:.2f}, {row['high']:.2f}]"
+    return text if row["low"] is None else f"{text}\n{row['low']:.2f}-{row['high']:.2f}"
 
 
 def _dollars(value: float | None, unknown: int) -> str:
