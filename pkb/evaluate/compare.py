@@ -123,6 +123,11 @@ def expect_like(problem: Problem, before: list[Any], answer: tuple[Any, Any], li
     return _expected(problem, before, *answer, compared, compared, like, like.device)
 
 
+def reference_error(expected: Expected) -> float:
+    """The reference's own RMS error against the oracle, relative to the output's RMS; the worst output's."""
+    return max((entry.calibration.rms for entry in expected.entries), default=0.0)
+
+
 def judge(expected: Expected, output: Any, after: Any) -> Judgement:
     """Compare a candidate's answer (as it came over the wire) with what is expected.
 

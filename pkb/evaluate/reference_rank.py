@@ -92,7 +92,8 @@ class Bench:
         expected = self.cache[name]
         if trial % len(problems.VARIANTS) == 0:
             self.plain = expected
-        return {"hit": hit, "bytes": expected.nbytes, "set_bytes": expected.set_bytes}
+        error = compare.reference_error(expected)
+        return {"hit": hit, "bytes": expected.nbytes, "set_bytes": expected.set_bytes, "error": error}
 
     def do_exchange(self, trial: int, key: str) -> dict[str, Any]:
         """Send the trial's inputs to the counterpart, wait for its answer, judge it."""

@@ -115,11 +115,13 @@ class Session:
 
     def _expect(self) -> None:
         """Have the reference ranks compute what is expected, once per problem and node."""
-        job = self.job
+        job, error = self.job, 0.0
         self._trusted(do="problem", name=job.problem, preset=job.preset, dims=dict(job.dims), dtype=job.dtype)
         for trial in range(self.config.evaluation.trials):
             known = self._trusted(do="expect", trial=trial, key=self._key(trial))
             self.set_bytes = max(self.set_bytes, *(int(k["set_bytes"]) for k in known))
+            error = max(error, *(float(k["error"]) for k in known))
+        self.fields["extra"]["reference_error"] = error
 
     def _load(self, build: Build) -> None:
         self.group = self.take_candidate()
