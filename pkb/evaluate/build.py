@@ -7,11 +7,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,7 +18,7 @@ from typing import Any
 from pkb.config import Config
 from pkb.errors import HarnessError
 from pkb.evaluate import extension as extensions
-from pkb.evaluate import opcodes
+from pkb.evaluate import folders, opcodes, sandbox
 from pkb.evaluate.extension import Extension
 
 LOG_LIMIT = 16_000
@@ -165,9 +162,9 @@ _STRING_METHODS = {"format", "replace", "strip", "lstrip", "rstrip", "join"}
 
 
 def _compile(item: Extension, final: Path, config: Config) -> str:
-    """Compile in a process group of its own and rename into the cache; returns the trimmed log of a failure, '' if it worked."""
+    """Compile in a session of its own and rename into the cache; returns the trimmed log of a failure, '' if it worked."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".build-", dir=final.parent))
+    work, lock = folders.claim(".build-", final.parent)
     try:
         folder = work / "out"
         folder.mkdir()
@@ -187,8 +184,7 @@ def _compile(item: Extension, final: Path, config: Config) -> str:
             except subprocess.TimeoutExpired:
                 return f"the build did not finish within {config.evaluation.limits.build_seconds:g} s"
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                sandbox.end_session(process.pid)
                 process.wait()
         text = (work / "log").read_text(encoding="utf-8", errors="replace")
         if code == 3:
@@ -197,9 +193,11 @@ def _compile(item: Extension, final: Path, config: Config) -> str:
             raise HarnessError(f"the builder failed with exit code {code}: {text.strip()[-500:]}")
         with contextlib.suppress(OSError):  # someone else was first: theirs is as good
             os.rename(folder, final)
+        if not final.is_dir():
+            raise HarnessError(f"the built library could not be moved to {final}; is the disk full?")
         return ""
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        folders.release(work, lock)
 
 
 _KEPT_VARIABLES = (

@@ -13,12 +13,12 @@ from pathlib import Path
 LOCK = ".lock"
 
 
-def claim(prefix: str) -> tuple[Path, int]:
-    """A new folder ``<prefix>...`` in the directory for temporary files, and the descriptor whose lock says that it is in use.
+def claim(prefix: str, within: Path | None = None) -> tuple[Path, int]:
+    """A new folder ``<prefix>...`` and the descriptor whose lock says that it is in use. within: default, the folder for such files.
 
     The kernel drops the lock when the process ends, however it ends; folders of this prefix without a lock are removed here.
     """
-    base = Path(tempfile.gettempdir())
+    base = within or Path(tempfile.gettempdir())
     for folder in base.glob(f"{prefix}*"):
         _remove_if_left(folder)
     nascent = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))  # has its name only once it has its lock

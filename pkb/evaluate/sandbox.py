@@ -243,6 +243,22 @@ def end_descendants() -> None:
             return
 
 
+def end_session(leader: int) -> None:
+    """Kill every process of the session that ``leader`` began, whatever process groups they have made for themselves."""
+    while True:
+        found = False
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    with open(f"/proc/{entry}/stat") as file:
+                        state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+                    if int(session) == leader and state not in "ZX":
+                        os.kill(int(entry), signal.SIGKILL)
+                        found = True
+        if not found:
+            return
+
+
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     queue = [pid]
