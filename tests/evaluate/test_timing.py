@@ -84,7 +84,7 @@ class Group:
             return [{"seconds": 1e-6}] * 2
         if self.last["do"] == "judge_block":
             self.judged += 1
-            return [{"right": self.right(self.judged), "detail": "output[3]: wrong"}] * 2
+            return [{"right": self.right(self.judged), "detail": "output[3]: wrong", "call": 5}] * 2
         return [{}] * 2
 
     def go(self, deadline_s):
@@ -117,8 +117,18 @@ def run(monkeypatch):
     return measure
 
 
+def warm_up_and_rest(log):
+    """The log until the protocol has learnt what handing over takes, and from there on."""
+    turn = next(n for n, (_, c) in enumerate(log) if c.get("do") == "handover")
+    return log[:turn], log[turn:]
+
+
 def timed(log, side):
-    return [c for role, c in log if role == side and c.get("do") == "block" and c["answer"]]
+    return [c for role, c in warm_up_and_rest(log)[1] if role == side and c.get("do") == "block"]
+
+
+def warm(log, side):
+    return [c for role, c in warm_up_and_rest(log)[0] if role == side and c.get("do") == "block" and c["count"]]
 
 
 def test_speedup_is_the_median_ratio_and_times_are_of_the_slowest_rank(run):
@@ -130,11 +140,11 @@ def test_speedup_is_the_median_ratio_and_times_are_of_the_slowest_rank(run):
 
 def test_blocks_alternate_abba_and_are_equally_long_within_a_pair(run):
     _, log = run()
-    sides = [role for role, c in log if c.get("do") == "block" and c["answer"]]
+    sides = [role for role, c in warm_up_and_rest(log)[1] if c.get("do") == "block"]
     assert sides == ["reference", "candidate", "candidate", "reference"] * 5
     lengths = [c["count"] for c in timed(log, "reference")]
     assert lengths == [c["count"] for c in timed(log, "candidate")]
-    assert len(set(lengths)) > 1, "the length is drawn, so the judged call is not known ahead"
+    assert len(set(lengths)) > 1, "the length of a block is drawn too"
 
 
 def test_a_drifting_machine_cancels_out(run):
@@ -159,9 +169,10 @@ def test_every_timed_call_has_a_set_of_its_own_that_was_never_seen(run):
 
 def test_problems_that_change_their_inputs_warm_up_on_copies(run):
     _, log = run(changed=[1])
-    warm = [c for _, c in log if c.get("do") == "block" and not c["answer"] and c["count"]]
-    assert warm and all(c["renew"] for c in warm)
-    assert all(not c["renew"] and c["changed"] == [1] for c in timed(log, "candidate"))
+    assert all(c["renew"] for side in ("reference", "candidate") for c in warm(log, side))
+    assert not any(c["renew"] for side in ("reference", "candidate") for c in timed(log, side)), "timed calls have fresh sets"
+    handed = [c for _, c in log if c.get("do") == "answers"]
+    assert handed and all(c["changed"] == [1] for c in handed), "what the problem changes belongs to the answer"
 
 
 def test_the_candidate_stands_still_while_the_reference_runs(run):
@@ -175,18 +186,29 @@ def test_the_candidate_stands_still_while_the_reference_runs(run):
     assert not frozen
 
 
-def test_the_last_answer_of_every_block_is_collected_and_judged(run):
-    _, log = run()
-    for n, (role, command) in enumerate(log):
-        if role == "candidate" and command.get("do") == "block" and command["answer"]:
-            assert log[n + 1] == ("reference", {"do": "collect"})
-    assert sum(c.get("do") == "judge_block" for _, c in log) == 10
+@pytest.mark.parametrize("set_bytes", [1 << 10, 4 << 20], ids=["small answers", "large answers"])
+def test_which_answers_are_looked_at_is_said_only_after_the_block(run, set_bytes):
+    log = warm_up_and_rest(run(set_bytes=set_bytes)[1])[1]
+    blocks = [n for n, (role, c) in enumerate(log) if role == "candidate" and c.get("do") == "block"]
+    seen = set()
+    for n in blocks:
+        assert set(log[n][1]) == {"do", "first", "count", "renew", "copy"}, "the block's command names no call"
+        assert log[n + 1][0] == "reference" and log[n + 1][1]["do"] == "collect"
+        handed = log[n + 2][1]
+        assert handed["do"] == "answers"
+        judged = next(c for _, c in log[n:] if c.get("do") == "judge_block")
+        assert judged["calls"] == handed["calls"] and set(judged["judged"]) <= set(handed["calls"])
+        assert len(judged["judged"]) == timing.JUDGED
+        everything = handed["calls"] == list(range(log[n][1]["count"]))
+        assert everything == (set_bytes == 1 << 10), "small answers are handed over whole"
+        seen.add(tuple(judged["judged"]))
+    assert len(seen) > 1, "and they differ"
 
 
 def test_a_wrong_timed_call_ends_the_measurement(run):
     found, log = run(right=lambda judged: judged < 3)
     assert found.wrong == "a timed call was answered wrongly: output[3]: wrong" and found.speedup == 0
-    assert len(timed(log, "candidate")) == 3
+    assert len(timed(log, "candidate")) == 3 and found.wrong_call == 5
 
 
 def test_a_clock_that_lags_in_every_block_is_suspicious(run):
@@ -226,11 +248,9 @@ def test_time_limits_end_the_measurement_early_but_not_before_three_pairs(run):
 
 def test_warm_up_ends_by_count_or_by_time(run):
     _, log = run(reference_ms=0.1, candidate_ms=0.1, overrides=["evaluation.timing.warmup=30"])
-    warm = [c["count"] for role, c in log if role == "candidate" and c.get("do") == "block" and not c["answer"]]
-    assert sum(warm) == 30
+    assert sum(c["count"] for c in warm(log, "candidate")) == 30
     _, log = run(reference_ms=100.0, candidate_ms=100.0)
-    warm = [c["count"] for role, c in log if role == "candidate" and c.get("do") == "block" and not c["answer"]]
-    assert 16 <= sum(warm) <= 24, "at least twice over the sets, then the cap of a second"
+    assert 16 <= sum(c["count"] for c in warm(log, "candidate")) <= 24, "at least twice over the sets, then the cap of a second"
 
 
 # -- for real ----------------------------------------------------------------------------------------------------------
