@@ -128,6 +128,76 @@ def evaluate(
 
 
 @app.command()
+def profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file with a function `solution`.")],
+    problem: ProblemId,
+    overrides: Overrides = None,
+    config: ConfigName = "default",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write each rank's Chrome trace to DIR.")] = None,
+    calls: Annotated[int, typer.Option("--calls", help="How many calls to profile.")] = 5,
+    json: Json = False,
+) -> int:
+    """Show where a candidate's time goes on each rank; right or wrong does not matter here.
+
+    \b
+    Example:
+      pkb profile my_allreduce.py --problem 1 size=default --out traces/
+    """
+    from pkb import config as configuration
+    from pkb.evaluate.one import profile_file
+
+    found = profile_file(file, problem, configuration.load(overrides or [], config), out, calls)
+    if json:
+        _print_json(found)
+    else:
+        from pkb.show import profile_text
+
+        print(profile_text(found, out))
+    return 0
+
+
+@app.command()
+def workspace(
+    problem: ProblemId,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder.")],
+    overrides: Overrides = None,
+    config: ConfigName = "default",
+) -> int:
+    """Write a folder in which any coding agent can work on a problem, with a `check` command.
+
+    \b
+    Example:
+      pkb workspace --problem 1 --out work/ ranks=2 && work/check
+    """
+    from pkb import config as configuration
+    from pkb.refine import workspace as workspaces
+
+    file = workspaces.create(problem, out, configuration.load(overrides or [], config))
+    print(f"wrote {out}; the kernel goes to {file}, and {out / 'check'} says what is wrong with it")
+    return 0
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `pkb workspace` wrote.")], json: Json = False
+) -> int:
+    """Say what is wrong with the kernel in a workspace, or how fast it is; exits with 0 only if it is correct.
+
+    \b
+    Example:
+      pkb check work/ --json
+    """
+    from pkb.refine import workspace as workspaces
+
+    found = workspaces.check(folder)
+    if json:
+        _print_json(found)
+    else:
+        print(found["text"], end="")
+    return {"correct": 0, "harness_error": 3}.get(found["verdict"], 1)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run directories.")],
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TABLE,

@@ -50,6 +50,10 @@ class Generation:
     error: str = ""
 
 
+#: Purposes of judgements: what a model is told of, and what counts afterwards. Only the first is profiled.
+FEEDBACK, FINAL = "feedback", "final"
+
+
 @dataclass(frozen=True)
 class Job:
     """One candidate to judge: what the evaluator needs, and nothing of models or runs.
@@ -65,7 +69,7 @@ class Job:
     dtype: str = "bfloat16"
     device: str = "cpu"
     label: str = ""  # for logs only
-    purpose: str = ""  # judgements of different purposes ("feedback", "final") draw independent inputs
+    purpose: str = ""  # judgements of different purposes draw independent inputs
 
 
 @dataclass(frozen=True)

@@ -148,3 +148,21 @@ def _finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [_finite(value) for value in data]
     return data
+
+
+def profile_text(found: dict[str, Any], out: Path | None = None) -> str:
+    """``profiling.summary`` as text."""
+    names = ("communication", "compute", "overlapped", "fused", "idle")
+    lines = [f"{found['calls']} calls profiled", "", "rank  ms/call  " + "  ".join(f"{n:>13}" for n in names)]
+    lines += [
+        f"{rank['rank']:>4}  {rank['call_ms']:>7.3f}  " + "  ".join(f"{rank[n]:>13.1%}" for n in names)
+        for rank in found["ranks"]
+    ]
+    for rank in found["ranks"]:
+        gaps = rank["gaps"]
+        told = f"; {gaps['count']:g} gaps per call, the longest {gaps['longest_us']:g} us" if gaps else ""
+        lines += ["", f"rank {rank['rank']}: what takes longest{told}"]
+        lines += [f"  {t['share']:>6.1%}  {t['count']:>6g} x  {t['kind']:<13}  {t['name']}" for t in rank["top"]]
+    if out is not None:
+        lines += ["", f"traces in {out}: open rank*.json in chrome://tracing or Perfetto"]
+    return "\n".join(lines)

@@ -6,6 +6,7 @@ no seeds, no keys.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.util
 import inspect
@@ -15,13 +16,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from pkb import symm, tree
-from pkb.evaluate import extension, handed, traffic, wire
+from pkb.evaluate import extension, handed, profiling, traffic, wire
 from pkb.evaluate.seat import Seat, meet
 
 INPUT_LIMIT = 1 << 38
@@ -148,8 +149,47 @@ class Contestant:
         self.done = []
         return {"handed": len(calls)}
 
+    def do_profile(self, warmup: int) -> dict[str, Any]:
+        """Call once on each input set, after the first ``warmup`` under torch.profiler; leave the trace in this rank's folder."""
+        for inputs in self.sets[:warmup]:
+            self.solve(*inputs)
+        self.seat.synchronize()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.seat.device != "cpu":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with _named_waits(), torch.profiler.profile(activities=activities) as profiler:
+            torch.distributed.barrier()  # profilers start in their own time
+            for inputs in self.sets[warmup:]:
+                with torch.profiler.record_function(profiling.CALL):
+                    self.solve(*inputs)
+            self.seat.synchronize()
+        profiler.export_chrome_trace(profiling.TRACE)
+        return {"calls": len(self.sets) - warmup}
+
     def _answer(self, output: Any, inputs: list[Any]) -> None:
         wire.send_tree(self.link, [_plain(output), _plain(inputs)])
+
+
+@contextlib.contextmanager
+def _named_waits() -> Iterator[None]:
+    """Within the context the waiting functions of ``pkb.symm`` appear in profiles under their names."""
+    names = ("barrier", "put_signal", "wait_signal")
+    originals = {name: getattr(symm.SymmetricMemory, name) for name in names}
+
+    def named(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch.profiler.record_function(profiling.SYMM + name):
+                return original(*args, **kwargs)
+
+        return call
+
+    for name, original in originals.items():
+        setattr(symm.SymmetricMemory, name, named(name, original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(symm.SymmetricMemory, name, original)
 
 
 def _plain(x: Any) -> Any:

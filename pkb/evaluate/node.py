@@ -13,16 +13,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pkb
 from pkb import problem as problems
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
-from pkb.evaluate import folders, sandbox, watch
+from pkb.evaluate import folders, profiling, sandbox, watch
 from pkb.evaluate.build import Build, build
 from pkb.evaluate.ranks import GroupFailed, RankGroup, Zygote, request_of
 from pkb.evaluate.sandbox import Policy
-from pkb.evaluate.session import Session, run_secret
+from pkb.evaluate.session import Ended, Session, run_secret
 from pkb.records import Evaluation, Job
 from pkb.verdict import Verdict
 
@@ -97,6 +98,22 @@ class Evaluator:
         self._sick = self._held_memory()
         session.seconds["total"] = time.monotonic() - start
         return session.result(evaluation.verdict, evaluation.detail) if session.stage == evaluation.stage else evaluation
+
+    def profile(self, job: Job, calls: int) -> tuple[dict[str, Any], list[bytes]]:
+        """Where the time of a candidate's calls goes (``profiling.summary``), and the ranks' Chrome traces.
+
+        Raises UserError when the candidate cannot be run, HarnessError for the machine's faults.
+        """
+        problems.load(job.problem).shape(job.world_size, job.preset, job.dtype, job.dims)
+        session = Session(job, self.config, self.secret, self._reference_group(), self._take_candidate, self._reference_failed)
+        try:
+            traces = session.profile(build(job.source, job.device, self.config), calls)
+        except Ended as end:
+            raise UserError(f"{job.label} cannot be profiled: {end.verdict}: {end.detail}") from None
+        except BaseException:
+            self._drop_reference()
+            raise
+        return profiling.summary(traces, profiling.kernels_in(job.source)), traces
 
     def health(self) -> str | None:
         """None when this machine is well, else what is wrong.

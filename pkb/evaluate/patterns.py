@@ -194,9 +194,6 @@ def _hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 
 def _unexchanged(scene: Scene) -> Iterator[Hypothesis]:
     """Nothing came from the peers."""
-    alone = scene.now.alone[scene.rank]
-    if _fits(alone, scene):
-        yield Hypothesis(wide(alone), {"kind": "local", "of": "what the reference computes when nothing is exchanged"})
     for name, tensor in scene.now.inputs[scene.rank]:
         if _fits(tensor, scene):
             yield Hypothesis(wide(tensor), {"kind": "local", "of": f"its own input `{name}`"})
@@ -204,6 +201,9 @@ def _unexchanged(scene: Scene) -> Iterator[Hypothesis]:
             yield Hypothesis(
                 wide(tensor).repeat(scene.world_size), {"kind": "local", "of": f"its own input `{name}`, repeated"}
             )
+    alone = scene.now.alone[scene.rank]
+    if _fits(alone, scene):
+        yield Hypothesis(wide(alone), {"kind": "local", "of": "what the reference computes when nothing is exchanged"})
 
 
 def _other_ranks(scene: Scene) -> Iterator[Hypothesis]:

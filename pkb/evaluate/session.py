@@ -18,11 +18,11 @@ from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.config import Config
 from pkb.draw import trial_key
-from pkb.evaluate import diagnosis, integrity, timing
+from pkb.evaluate import diagnosis, integrity, profiling, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.problem import VARIANTS
-from pkb.records import Evaluation, Job
+from pkb.records import FEEDBACK, Evaluation, Job
 from pkb.verdict import Stage, Verdict
 
 LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a call
@@ -80,9 +80,26 @@ class Session:
             if traffic.fault:
                 self.fields["measured"] = str(Verdict.CORRECT)
                 raise Ended(Verdict.FORBIDDEN, traffic.fault)
+            if self.job.purpose == FEEDBACK:
+                self._profile()
             return self.result(Verdict.CORRECT, "")
         except Ended as end:
             return self.result(end.verdict, end.detail)
+        finally:
+            self.close()
+
+    def profile(self, build: Build, calls: int) -> list[bytes]:
+        """Chrome traces of so many calls, by rank, right or wrong. Raises Ended when the candidate cannot be run."""
+        try:
+            if found := candidate.check(self.job.source, self.job.problem):
+                raise Ended(*found)
+            if not build.ok:
+                raise Ended(Verdict.COMPILE_ERROR, _first_line(build.log))
+            self._expect()
+            self._load(build)
+            assert self.group is not None
+            with self._faults(Verdict.RUNTIME_ERROR):
+                return profiling.trace(self.reference, self.group, self.config.evaluation, self._key, calls)
         finally:
             self.close()
 
@@ -241,6 +258,20 @@ class Session:
         )
         if found.suspicious:
             raise Ended(Verdict.TAMPERING, f"rule outside-clock: {found.suspicious}")
+
+    def _profile(self) -> None:
+        """Add where the time goes; a candidate that falls over its profile has its verdict already."""
+        assert self.group is not None
+        start = time.monotonic()
+        try:
+            with self._faults(Verdict.RUNTIME_ERROR):
+                traces = profiling.trace(self.reference, self.group, self.config.evaluation, self._key)
+            moves = (self.fields["extra"].get("mechanism") or {}).get("primary", "none") not in ("none", "collective")
+            found: dict[str, Any] = profiling.summary(traces, profiling.kernels_in(self.job.source) if moves else ())
+        except Ended as end:
+            found = {"failed": end.detail}
+        self.seconds["profile"] = time.monotonic() - start
+        self.fields["extra"] = {**self.fields["extra"], "profile": found}
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 

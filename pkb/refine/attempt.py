@@ -11,9 +11,6 @@ from pkb.records import AttemptKey, Evaluation, Generation
 from pkb.refine import conversation, feedback
 from pkb.refine.limits import History, best, ending
 
-#: What judgements of turns and the judgement that counts are for; see ``Job.purpose``.
-FEEDBACK, FINAL = "feedback", "final"
-
 
 class Refinement:
     """The conversation of every attempt of a run with ``agent.max_turns`` above 1."""

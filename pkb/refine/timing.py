@@ -61,11 +61,18 @@ def _mechanism(evaluation: Evaluation, source: str, machine: Hardware) -> str:
 
 
 def _table(profile: Mapping[str, Any]) -> str:
-    rows = ["| rank | ms per call | communication | compute | overlapped | idle |", "|---|---|---|---|---|---|"]
-    for r in profile["ranks"]:
-        shares = " | ".join(f"{r[name]:.0%}" for name in ("communication", "compute", "overlapped", "idle"))
-        rows.append(f"| {r['rank']} | {r['call_ms']:.4g} | {shares} |")
-    return "\n".join(rows)
+    names = ["communication", "compute", "overlapped", "fused", "idle"]
+    names = [n for n in names if n != "fused" or any(r["fused"] for r in profile["ranks"])]
+    head = [f"| rank | ms per call | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    return "\n".join(
+        [
+            *head,
+            *(
+                f"| {r['rank']} | {r['call_ms']:.4g} | " + " | ".join(f"{r[n]:.0%}" for n in names) + " |"
+                for r in profile["ranks"]
+            ),
+        ]
+    )
 
 
 def _top(profile: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from pkb.config import Config
-from pkb.records import AttemptKey, Evaluation, Generation
+from pkb.records import FEEDBACK, FINAL, AttemptKey, Evaluation, Generation
 from pkb.refine import attempt as attempts
 from pkb.refine.limits import History, best
 from pkb.refine.resume import Past, confirmed
@@ -144,7 +144,7 @@ class Driver:
             assert turn is not None
             generation, before = history[turn]
             self.progress.move(generation.key.model, None, "build")
-            item = Waiting(generation, static.job_of(generation, self.config, attempts.FINAL), _future())
+            item = Waiting(generation, static.job_of(generation, self.config, FINAL), _future())
             judged = await self._judges.judge(item)
             if not judged.verdict.counts:
                 self.progress.move(generation.key.model, item.stage, None)
@@ -182,7 +182,7 @@ class Driver:
     async def _judge(self, generation: Generation, history: History) -> Evaluation:
         """The verdict on one answer, recorded; the attempt is in stage "build" when this begins."""
         key, config, refinement = generation.key, self.config, self._refinement
-        purpose = attempts.FEEDBACK if refinement is not None else ""
+        purpose = FEEDBACK if refinement is not None else ""
         item = Waiting(generation, static.job_of(generation, config, purpose), _future())
         evaluation = static.without_code(generation, config)
         if evaluation is None and refinement is not None:

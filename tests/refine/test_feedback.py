@@ -1,0 +1,157 @@
+"""Feedback read as an engineer reads it: the fault, the place, what to change; and nothing that it must not say."""
+
+import dataclasses
+import itertools
+
+import pytest
+import yaml
+
+from pkb import hardware
+from pkb.config import Config, conf_root, load
+from pkb.evaluate.build import build
+from pkb.evaluate.node import Evaluator
+from pkb.records import FEEDBACK, Evaluation, Job
+from pkb.refine import excerpts, feedback
+from pkb.verdict import Stage, Verdict
+from tests.evaluate.faulty import candidate
+
+MACHINE = hardware.of(Config())
+QUICK = [
+    "evaluation.limits.call_seconds=3",
+    "evaluation.trials=3",
+    "evaluation.timing.iterations=4",
+    "evaluation.timing.blocks=3",
+    "evaluation.timing.warmup=2",
+]
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Evaluator(load(QUICK)) as evaluator:
+        yield lambda body, problem="001_allreduce": told(evaluator, candidate(body), problem)
+
+
+def told(evaluator, source, problem):
+    evaluation = evaluator.evaluate(Job(problem, source, 2, "smoke", purpose=FEEDBACK))
+    return evaluation, feedback.text(evaluation, source, MACHINE)
+
+
+def evaluation(verdict, **fields):
+    values = {"detail": "why", "stage": Stage.DONE, "world_size": 2, "size": "smoke", "dtype": "bfloat16", "device": "cpu"}
+    return Evaluation("001_allreduce", verdict, **{**values, **fields})
+
+
+def test_a_missing_exchange_is_named_with_its_place(judge):
+    _, text = judge("return tensor.clone()")
+    assert "equal its own input `tensor`. The data of the other ranks never arrived" in text
+    assert "indices [0..63, 0..95] of shape [64, 96]" in text
+
+
+def test_a_race_says_that_single_calls_were_right_and_which_buffer_to_keep(judge):
+    _, text = judge("""
+global shared
+shared = shared or Shared()
+shared.view(shared.rank, tensor).copy_(tensor)
+shared.handle.barrier()
+return torch.stack([shared.view(r, tensor).float() for r in range(2)]).sum(0).to(tensor.dtype)
+""")
+    assert "Each call alone was right" in text and "alternate between two buffers" in text
+
+
+def test_a_deadlock_shows_the_line_that_each_rank_waits_at(judge):
+    _, text = judge("everyone(tensor)\nif dist.get_rank() == 0:\n    shared.handle.wait_signal(1)\nreturn tensor")
+    assert "rank 0: line 43 of `solution`, inside `wait_signal`" in text and "rank 1: its call had returned" in text
+    assert "-> 43 |         shared.handle.wait_signal(1)" in text
+
+
+def test_an_exception_shows_the_candidate_s_own_lines(judge):
+    _, text = judge("x = total(tensor)\nreturn x.view(7, -1)")
+    assert "->" in text and "return x.view(7, -1)" in text and "pkb/evaluate" not in text
+
+
+def test_a_correct_answer_is_told_its_time_its_profile_and_other_mechanisms(judge):
+    found, text = judge("return total(tensor).to(tensor.dtype)")
+    assert found.verdict is Verdict.CORRECT
+    assert "times as fast (95 % interval" in text and "| rank | ms per call | communication |" in text
+    assert "pkb.symm.barrier" in text and "Data moves by: copy engine." in text and "also offers: load/store" in text
+
+
+def test_compiler_errors_point_to_lines_of_the_candidate(tmp_path):
+    source = (
+        "from torch.utils.cpp_extension import load_inline\nCPP = '''\n#include <cstdint>\nint64_t f(int64_t x) {\n"
+        "  return x + y;\n}\n'''\next = load_inline('f', cpp_sources=CPP, functions=['f'], no_implicit_headers=True)\n"
+        "def solution(tensor):\n    return tensor\n"
+    )
+    built = build(source, "cpu", load([f"evaluation.cache_dir={tmp_path}"]))
+    text = feedback.text(evaluation(Verdict.COMPILE_ERROR, build_log=built.log), source, MACHINE)
+    assert not built.ok and "- line 5: " in text and "->  5 |   return x + y;" in text.replace("-> 5", "->  5")
+
+
+def test_nvcc_errors_are_understood():
+    log = 'cuda.cu(12): error: identifier "blokDim" is undefined\n    int i = blokDim.x;\n            ^\n\n1 error detected'
+    source = "SRC = '''\nint i = blokDim.x;\n'''\n"
+    (place,) = excerpts.compiler_errors(log, source)
+    assert (place.line, place.message) == (2, 'identifier "blokDim" is undefined')
+
+
+def test_no_number_of_the_expected_output_is_said_beyond_the_first_and_no_key(judge):
+    found, text = judge("return tensor * 3")
+    assert text.count("expected ") == 1 and "0x" not in text
+    keys = {len(word) for word in text.split() if all(c in "0123456789abcdef" for c in word)}
+    assert not any(length >= 16 for length in keys)
+    assert found.extra["diagnosis"].keys() <= {"when", "variant", "version", "kinds", "findings", "wrong", "outputs"}
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_has_words(verdict):
+    text = feedback.text(evaluation(verdict), "def solution(tensor): ...\n", MACHINE)
+    assert "$" not in text and "```python" in text
+
+
+def test_every_finding_has_words_without_open_places():
+    words = yaml.safe_load((conf_root() / "prompts" / "feedback" / "findings.yaml").read_text())
+    where = {"share": 0.5, "shape": [4, 4], "box": [[0, 3], [1, 2]]}
+    moved = [{"block": 0, "holds": {"of": "output", "rank": 1, "block": 2}, "belongs": {"of": "input `x`", "rank": 0}}]
+    for key, source in itertools.product(words, (None, 1)):
+        kind, _, sub = key.partition("/")
+        finding = {"kind": kind, "ranks": [0, 1], "share": 0.4, "dim": 0, "dims": [0, 1], "distance": 1, "world_size": 2}
+        finding |= {"of": "something", "factor": "2", "moved": moved, "relative": 0.02, "by": 2, "source": source or 0}
+        if kind == "interleaved":
+            finding["rank_major"] = sub == "rank_major"
+        elif sub:
+            finding[{"nan": "origin", "stale": "which", "deadlock": "meeting"}[kind]] = sub
+        diagnosis = {"when": "in isolation", "findings": [finding], "outputs": {"0": {"output": "output", "where": where}}}
+        text = feedback.text(evaluation(Verdict.MISMATCH, extra={"diagnosis": diagnosis}), "", MACHINE)
+        assert "$" not in text and len(text.split("\n\n")) >= 4
+
+
+def test_dollar_signs_of_a_candidate_s_words_do_no_harm():
+    text = feedback.text(evaluation(Verdict.LOAD_ERROR, detail="rank 0: $detail ${x} $"), None, MACHINE)
+    assert "$detail ${x} $" in text
+
+
+def test_a_model_is_told_its_best_answer_so_far():
+    standing = feedback.Standing(best=(2, "correct, 1.4 times as fast as the reference"))
+    text = feedback.text(evaluation(Verdict.MISMATCH), "", MACHINE, standing)
+    assert "Your best answer so far is turn 2 (correct, 1.4 times" in text
+
+
+def test_excerpts_mark_lines_and_show_gaps():
+    source = "\n".join(f"line {i}" for i in range(1, 21))
+    text = excerpts.excerpt(source, [2, 18], around=1)
+    assert text.split("\n") == [
+        "    1 | line 1",
+        "->  2 | line 2",
+        "    3 | line 3",
+        "   ...",
+        "   17 | line 17",
+        "-> 18 | line 18",
+        "   19 | line 19",
+    ]
+
+
+def test_a_bound_is_said_where_it_means_something():
+    timed = evaluation(Verdict.CORRECT, speedup=1.5, speedup_low=1.4, speedup_high=1.6, reference_ms=3.0, candidate_ms=2.0)
+    large = dataclasses.replace(timed, device="cuda", size="production", world_size=8)
+    text = feedback.text(large, "", hardware.load("h200"))
+    assert "No implementation can take less than" in text and "nvls" in text and "tma" in text
