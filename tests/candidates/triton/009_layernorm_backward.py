@@ -10,14 +10,14 @@ SPLITS = 16  # programs that share the rows of one block of columns
 
 
 @triton.jit
-def _column_sums(x_ptr, dy_ptr, partial_ptr, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """partial (SPLITS, 2, cols): sums of dY * X_hat and of dY over every SPLITS-th block of rows."""
+def _column_sums(x_ptr, dy_ptr, partial_ptr, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr):
+    """partial (splits, 2, cols): sums of dY * X_hat and of dY over every splits-th block of rows."""
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
     split = tl.program_id(1)
     gamma = tl.zeros((COLS,), dtype=tl.float32)
     beta = tl.zeros((COLS,), dtype=tl.float32)
-    for start in range(split * ROWS, rows, tl.num_programs(1) * ROWS):
-        row = start + tl.arange(0, ROWS)
+    for start in range(0, rows, STEP):
+        row = start + split * ROWS + tl.arange(0, ROWS)
         at = row[:, None].to(tl.int64) * cols + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < cols)
         dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -59,9 +59,10 @@ def solution(X_hat: torch.Tensor, dY: torch.Tensor) -> tuple[torch.Tensor, torch
     _state["calls"] += 1
     partial = torch.zeros(SPLITS, 2, cols, dtype=torch.float32, device=device)
     if rows:
-        block = 64
-        grid = (triton.cdiv(cols, block), SPLITS)
-        _column_sums[grid](X_hat.contiguous(), dY.contiguous(), partial, rows, cols, ROWS=32, COLS=block)
+        tile = 32, 64
+        grid = (triton.cdiv(cols, tile[1]), SPLITS)
+        x, dy = X_hat.contiguous(), dY.contiguous()
+        _column_sums[grid](x, dy, partial, rows, cols, ROWS=tile[0], COLS=tile[1], STEP=SPLITS * tile[0])
     torch.sum(partial.view(SPLITS, n), dim=0, out=_state["buffer"][base : base + n])
     _state["handle"].barrier(channel=0)
     both = torch.empty(2, cols, dtype=dY.dtype, device=device)
