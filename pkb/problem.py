@@ -50,17 +50,24 @@ TIMING_TRIAL = 1_000_000
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work one rank must do, whatever the algorithm (bytes and operations, not time).
+    """Work of one rank in one call, by the way of doing it that the problem states (bytes and operations, not time).
 
-    sent_bytes: bytes this rank must send over the interconnect. flops: floating-point operations.
+    sent_bytes: bytes this rank sends over the interconnect. flops: floating-point operations.
     memory_bytes: device memory read and written at least once. footprint_bytes: peak device memory that the reference
-    holds at once (inputs, outputs, temporaries), used to check that a size fits a GPU.
+    holds at once (inputs, outputs, temporaries), used to check that a size fits a GPU. least_sent_bytes: what any algorithm
+    must send, where that is less than sent_bytes (None: it is not); the physical bound uses it.
     """
 
     sent_bytes: float
     flops: float
     memory_bytes: float
     footprint_bytes: float
+    least_sent_bytes: float | None = None
+
+    @property
+    def bound_bytes(self) -> float:
+        """Bytes this rank must send whatever the algorithm: a call that took less time than these need is impossible."""
+        return self.sent_bytes if self.least_sent_bytes is None else self.least_sent_bytes
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """How near to the physical bound references and candidates come, with communication as a third roof.
 
-A call cannot take less than the slowest of three: sending what must be sent at the bandwidth to the peers, computing what must be
-computed at the peak rate of the dtype, and moving what must be moved at the bandwidth of device memory. ``Problem.cost`` states
-the work, ``conf/hardware`` the rates (vendor's peaks, so that utilisation is understated rather than flattered).
+The bound is the slowest of three: sending the stated bytes at the bandwidth to the peers, computing what must be computed at the
+peak rate of the dtype, and moving what must be moved at the bandwidth of device memory. ``Problem.cost`` states the work,
+``conf/hardware`` the rates (vendor's peaks, so that utilisation is understated rather than flattered). A candidate that sends less
+than the stated way (``Cost.least_sent_bytes``) can have a utilisation above 1 without being impossible.
 Source: the roofline model of Williams, Waterman and Patterson (2009), with the interconnect as a further ceiling.
 """
 

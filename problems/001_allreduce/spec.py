@@ -14,13 +14,19 @@ def make_inputs(ctx: Context) -> tuple:
 
 
 def cost(shape: Shape) -> Cost:
-    """S = M N b bytes: the addend must leave every rank. About so much suffices if the switch reduces and multicasts; a
-    reduce-scatter and an all-gather between ranks send 2 (W - 1) / W S.
+    """Reduce-scatter and all-gather of S = M N b bytes. At least S must leave every rank; about so much suffices if the switch
+    reduces and multicasts.
     """
     elements = shape.size.M * shape.size.N
     nbytes = elements * shape.element_size
     share = (shape.world_size - 1) / shape.world_size
-    return Cost(sent_bytes=nbytes, flops=share * elements, memory_bytes=2 * nbytes, footprint_bytes=3 * nbytes)
+    return Cost(
+        sent_bytes=2 * share * nbytes,
+        least_sent_bytes=nbytes,
+        flops=share * elements,
+        memory_bytes=2 * nbytes,
+        footprint_bytes=3 * nbytes,
+    )
 
 
 PROBLEM = Problem(

@@ -17,14 +17,16 @@ def make_inputs(ctx: Context) -> tuple:
 
 
 def cost(shape: Shape) -> Cost:
-    """A GEMM of 2 M N Kl operations, then an all-reduce of M N elements, all of which must leave every rank.
+    """A GEMM of 2 M N Kl operations, then an all-reduce (reduce-scatter and all-gather) of M N elements.
 
-    About so much suffices if the switch reduces and multicasts. With a short contraction, gathering A and B is less.
+    At least M N elements must leave every rank; about so much suffices if the switch reduces and multicasts. With a short
+    contraction, gathering A and B is less.
     """
     M, N, K_local, b = shape.size.M, shape.size.N, shape.size.Kl, shape.element_size
     share = (shape.world_size - 1) / shape.world_size
     return Cost(
-        sent_bytes=min(M * N, (shape.world_size - 1) * (M + N) * K_local) * b,
+        sent_bytes=2 * share * M * N * b,
+        least_sent_bytes=min(M * N, (shape.world_size - 1) * (M + N) * K_local) * b,
         flops=2 * M * N * K_local + share * M * N,
         memory_bytes=(M * K_local + K_local * N + M * N) * b,
         footprint_bytes=(M * K_local + K_local * N + 2 * M * N) * b,

@@ -16,13 +16,14 @@ def make_inputs(ctx: Context) -> tuple:
 
 
 def cost(shape: Shape) -> Cost:
-    """2 M K N/W operations, then an all-gather of one (M, N/W) block per rank, or, A being replicated, of the (K, N/W) weights
-    where these are fewer.
+    """2 M K N/W operations, then an all-gather of one (M, N/W) block per rank. At least, A being replicated, the (K, N/W) weights
+    are gathered where these are fewer.
     """
     M, N_local, K, b = shape.size.M, max(1, shape.size.N // shape.world_size), shape.size.K, shape.element_size
     output = M * N_local * shape.world_size
     return Cost(
-        sent_bytes=(shape.world_size - 1) * min(M, K) * N_local * b,
+        sent_bytes=(shape.world_size - 1) * M * N_local * b,
+        least_sent_bytes=(shape.world_size - 1) * min(M, K) * N_local * b,
         flops=2 * M * K * N_local,
         memory_bytes=(M * K + K * N_local + output) * b,
         footprint_bytes=(M * K + K * N_local + M * N_local + 2 * output) * b,

@@ -26,13 +26,14 @@ def admissible(shape: Shape) -> str | None:
 def cost(shape: Shape) -> Cost:
     """A GEMM of 2 M N K/W operations, then a reduce-scatter of M N elements.
 
-    With a short contraction, each peer's rows of A and all of B are less than its rows of the product.
+    At least, with a short contraction, each peer's rows of A and all of B, which are less than its rows of the product.
     """
     W, b = shape.world_size, shape.element_size
     M, N, K_local = shape.size.M, shape.size.N, max(1, shape.size.K // W)
     rows = M / W
     return Cost(
-        sent_bytes=(W - 1) * min(rows * N, (rows + N) * K_local) * b,
+        sent_bytes=(W - 1) * rows * N * b,
+        least_sent_bytes=(W - 1) * min(rows * N, (rows + N) * K_local) * b,
         flops=2 * M * N * K_local + (W - 1) * rows * N,
         memory_bytes=(M * K_local + K_local * N + rows * N) * b,
         footprint_bytes=(M * K_local + K_local * N + 2 * M * N + rows * N) * b,

@@ -14,14 +14,20 @@ def make_inputs(ctx: Context) -> tuple:
 
 
 def cost(shape: Shape) -> Cost:
-    """All-reduce of n = rk (2 F_in + F_out) elements, all of which must leave every rank. About so much suffices if the switch
-    reduces and multicasts; a reduce-scatter and an all-gather between ranks send 2 (W - 1) / W n.
+    """All-reduce of n = rk (2 F_in + F_out) elements: reduce-scatter and all-gather. At least n must leave every rank; about so
+    much suffices if the switch reduces and multicasts.
     """
     s = shape.size
     n = s.rk * (2 * s.F_in + s.F_out)
     share = (shape.world_size - 1) / shape.world_size
     nbytes = n * shape.element_size
-    return Cost(sent_bytes=nbytes, flops=share * n, memory_bytes=2 * nbytes, footprint_bytes=2 * nbytes)
+    return Cost(
+        sent_bytes=2 * share * nbytes,
+        least_sent_bytes=nbytes,
+        flops=share * n,
+        memory_bytes=2 * nbytes,
+        footprint_bytes=2 * nbytes,
+    )
 
 
 PROBLEM = Problem(

@@ -35,7 +35,7 @@ def admissible(shape: Shape) -> str | None:
 def cost(shape: Shape) -> Cost:
     """All-to-all of q, k, v and of the result; two projections; attention of h / W heads over the whole sequence.
 
-    On two ranks it takes less to gather the hidden states and to project keys and values of all positions on every rank.
+    On two ranks it takes least to gather the hidden states and to project keys and values of all positions on every rank.
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     width, length, local = s.h * s.d, s.S_l * world_size, s.h // world_size
@@ -43,7 +43,8 @@ def cost(shape: Shape) -> Cost:
     part = rows * width * b
     scores = s.B * local * length**2 * b
     return Cost(
-        sent_bytes=(world_size - 1) * min(4 * part / world_size, rows * s.H * b),
+        sent_bytes=4 * part * (world_size - 1) / world_size,
+        least_sent_bytes=(world_size - 1) * min(4 * part / world_size, rows * s.H * b),
         flops=8 * rows * s.H * width + 4 * s.B * local * length**2 * s.d,
         memory_bytes=(rows * s.H + 4 * width * s.H) * b + rows * s.H * b + 8 * part,
         # Weights, activations and their exchange buffers, and up to four matrices of scores and the mask.

@@ -41,8 +41,8 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """All-gather of three weights over FSDP, three products with F / n_tp, all-reduce of the output over TP, all of whose addends
-    must leave every rank (about so much suffices if the switch reduces and multicasts).
+    """All-gather of three weights over FSDP, three products with F / n_tp, all-reduce of the output over TP. At least its
+    addends must leave every rank; about so much suffices if the switch reduces and multicasts.
     """
     s, b, t = shape.size, shape.element_size, shape.size.n_tp
     f = shape.world_size // t
@@ -50,7 +50,8 @@ def cost(shape: Shape) -> Cost:
     rows = s.B * s.D * b
     inner = s.B * (s.F // t) * b
     return Cost(
-        sent_bytes=(f - 1) / f * weights + (rows if t > 1 else 0),
+        sent_bytes=(f - 1) / f * weights + 2 * (t - 1) / t * rows,
+        least_sent_bytes=(f - 1) / f * weights + (rows if t > 1 else 0),
         flops=6 * s.B * s.D * s.F / t,
         memory_bytes=2 * rows + weights,
         # Shards, gathered weights and their join; rows, inner activations, output.

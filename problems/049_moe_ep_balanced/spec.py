@@ -23,14 +23,15 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Dispatch and return of T k rows, of which (G-1)/G leave the rank, or where that is less the expert's weights to all ranks;
-    router and gated MLP on R = T k rows.
+    """Dispatch and return of T k rows, of which (G-1)/G leave the rank; router and gated MLP on R = T k received rows. At least,
+    where that is less, the expert's weights go to all ranks.
     """
     z, e, g = shape.size, shape.element_size, shape.world_size
     experts, rows = g, z.T * top_k(shape)
     weights = 3 * z.H * z.I * e
     return Cost(
-        sent_bytes=(g - 1) * min(2 * rows / g * z.H * e + 8 * experts, weights),
+        sent_bytes=2 * rows * (g - 1) / g * z.H * e + 8 * experts * (g - 1),
+        least_sent_bytes=(g - 1) * min(2 * rows / g * z.H * e + 8 * experts, weights),
         flops=2 * z.T * z.H * experts + 6 * rows * z.H * z.I,
         memory_bytes=2 * z.T * z.H * e + experts * z.H * e + weights + 2 * rows * z.H * e,
         # skewed routing: room for four times the mean load; rows before and after exchange, three hidden activations

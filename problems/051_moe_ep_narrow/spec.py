@@ -36,16 +36,18 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Dispatch and return of one row per token and distinct remote rank among its k experts (mean number D if all experts
-    are equally likely; partial sums can be formed before the return), or where that is less the MLP's weights to all ranks;
-    router and gated MLP on R = T k rows.
+    """Dispatch and return of T k rows, of which (G-1)/G leave the rank; router and gated MLP on R = T k received rows.
+
+    At least one row per token and distinct remote rank among its k experts (mean number D if all experts are equally likely;
+    partial sums can be formed before the return), or where that is less the MLP's weights to all ranks.
     """
     z, e, g = shape.size, shape.element_size, group_size(shape)
     experts, rows = z.E, z.T * z.k
     remote = (g - 1) * (1 - math.comb(experts - experts // g, z.k) / math.comb(experts, z.k))
     weights = 3 * z.H * z.I * e
     return Cost(
-        sent_bytes=min(2 * z.T * remote * z.H * e + 8 * experts * (g - 1), (g - 1) * weights),
+        sent_bytes=2 * rows * (g - 1) / g * z.H * e + 8 * experts * (g - 1),
+        least_sent_bytes=min(2 * z.T * remote * z.H * e + 8 * experts * (g - 1), (g - 1) * weights),
         flops=2 * z.T * z.H * experts + 6 * rows * z.H * z.I,
         memory_bytes=2 * z.T * z.H * e + experts * z.H * e + weights + 2 * rows * z.H * e,
         # skewed routing: room for four times the mean load; rows before and after exchange, three hidden activations

@@ -29,14 +29,15 @@ def make_inputs(ctx: Context) -> tuple:
 
 
 def cost(shape: Shape) -> Cost:
-    """Causal, as timed. Either rank g's keys and values go to the ranks above it (mean over ranks), or q, k, v and the output are
-    exchanged for heads (Ulysses), which sends less from four ranks on.
+    """Causal, as timed: rank g's keys and values are needed by the ranks above it; mean over ranks. At least, from five ranks
+    on, q, k, v and the output are exchanged for heads (Ulysses).
     """
     z, e, g = shape.size, shape.element_size, shape.world_size
     n = z.B * z.S * z.H * z.D
     scores = 4 * z.B * z.H * z.S**2  # one block of scores in fp32
     return Cost(
-        sent_bytes=(g - 1) * min(1, 4 / g) * n * e,
+        sent_bytes=(g - 1) * n * e,
+        least_sent_bytes=(g - 1) * min(1, 4 / g) * n * e,
         flops=4 * z.B * z.H * z.D * z.S**2 * g / 2,
         memory_bytes=3 * n * e + (g - 1) * n * e + n * e,
         footprint_bytes=8 * n * e + 10 * n * 4 + 4 * scores,

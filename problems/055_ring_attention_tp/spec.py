@@ -43,16 +43,17 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Causal, as timed: the cheapest of three ways over the ring, TP all-reduce, projections, attention.
+    """Causal, as timed: keys and values to the CP ranks above (mean over ranks), TP all-reduce, projections, attention.
 
-    Keys and values, or in their place the hidden states, go to the CP ranks above (mean over ranks), or q, k, v and the context
-    are exchanged for heads. All of the TP group's addends must leave every rank.
+    At least, where that is less, the hidden states go in their place, or q, k, v and the context are exchanged for heads; and all
+    of the TP group's addends must leave every rank.
     """
     z, e, t = shape.size, shape.element_size, tp_size(shape)
     ring, heads = shape.world_size // t, z.heads // t
     n, y = z.B * z.S * heads * z.D, z.B * z.S * z.Hd
     return Cost(
-        sent_bytes=(ring - 1) * min(n, y / 2, 4 * n / ring) * e + (y * e if t > 1 else 0),
+        sent_bytes=(ring - 1) * n * e + 2 * (t - 1) / t * y * e,
+        least_sent_bytes=(ring - 1) * min(n, y / 2, 4 * n / ring) * e + (y * e if t > 1 else 0),
         flops=8 * y * heads * z.D + 4 * z.B * heads * z.D * z.S**2 * ring / 2,
         memory_bytes=y * e + 4 * heads * z.D * z.Hd * e + (ring - 1) * n * e + 2 * n * e + y * e,
         footprint_bytes=2 * y * e + 4 * heads * z.D * z.Hd * e + 11 * n * e + 40 * n + 16 * z.B * heads * z.S**2,

@@ -48,16 +48,16 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Causal, as timed: the cheapest of three ways over the ring, and the output to the next stage.
+    """Causal, as timed: keys and values to the CP ranks above (mean over ranks), and the output to the next stage.
 
-    Keys and values, or in their place the stage's input, go to the CP ranks above (mean over ranks), or q, k, v and the context
-    are exchanged for heads.
+    At least, where that is less, the stage's input goes in their place, or q, k, v and the context are exchanged for heads.
     """
     z, e, stages = shape.size, shape.element_size, num_stages(shape)
     ring = shape.world_size // stages
     n, y = z.B * z.S * z.heads * z.D, z.B * z.S * z.Hd
     return Cost(
-        sent_bytes=(ring - 1) * min(n, y / 2, 4 * n / ring) * e + (y * e if stages > 1 else 0),
+        sent_bytes=(ring - 1) * n * e + (y * e if stages > 1 else 0),
+        least_sent_bytes=(ring - 1) * min(n, y / 2, 4 * n / ring) * e + (y * e if stages > 1 else 0),
         flops=8 * y * z.heads * z.D + 4 * z.B * z.heads * z.D * z.S**2 * ring / 2,
         memory_bytes=y * e + 4 * z.heads * z.D * z.Hd * e + (ring - 1) * n * e + 2 * n * e + y * e,
         footprint_bytes=3 * y * e + 4 * z.heads * z.D * z.Hd * e + 11 * n * e + 40 * n + 16 * z.B * z.heads * z.S**2,

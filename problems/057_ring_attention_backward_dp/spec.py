@@ -65,15 +65,19 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Causal, as timed: for each pair of ranks, the later one's q and dout (or the earlier one's k and v) must cross and at
-    least one gradient must come back, 3 n e bytes in all; mean over the ranks of the ring. On large rings it takes less to
-    exchange q, k, v, dout and the gradients for heads. Then the DP all-reduce, whose addends must leave every rank.
+    """Causal, as timed: keys and values to the ranks above on the ring, their float32 gradients back (mean over ranks), and the
+    DP all-reduce of three gradients.
+
+    At least, for each pair of ranks, the later one's q and dout (or the earlier one's k and v) must cross and one gradient must
+    come back, 3 n e bytes in all; on large rings it takes less to exchange q, k, v, dout and the gradients for heads. The
+    all-reduce's addends must leave every rank.
     """
     z, e, d = shape.size, shape.element_size, dp_size(shape)
     ring = shape.world_size // d
     n = z.B * z.S * z.H * z.D
     return Cost(
-        sent_bytes=(ring - 1) * min(1.5, 7 / ring) * n * e + (3 * n * e if d > 1 else 0),
+        sent_bytes=(ring - 1) * n * (e + 4) + 2 * (d - 1) / d * 3 * n * e,
+        least_sent_bytes=(ring - 1) * min(1.5, 7 / ring) * n * e + (3 * n * e if d > 1 else 0),
         flops=10 * z.B * z.H * z.D * z.S**2 * ring / 2,
         memory_bytes=5 * n * e + 4 * z.B * z.H * z.S + (ring - 1) * n * e + 3 * n * e,
         footprint_bytes=14 * n * e + 18 * n * 4 + 6 * 4 * z.B * z.H * z.S**2,

@@ -93,23 +93,29 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """What the filter's compact support leaves to exchange: the outermost RADIUS latitudes and longitudes of the own tile.
+    """The cheaper of two ways to reduce, besides the exchange of longitudes for channels.
 
-    They go to one polar neighbour (inner ranks have two) and to the neighbours on both sides along the longitudes. The exchange
-    of longitudes for channels and the reduction of the reference send more, also if channels are mixed before the reduction.
+    Either the polar group reduce-scatters y and the azimuth row exchanges back, or channels are mixed first and the partial
+    outputs are reduce-scattered over all ranks.
+
+    At least what the filter's compact support leaves to exchange: the outermost RADIUS latitudes and longitudes of the own tile,
+    to one polar neighbour (inner ranks have two) and to the neighbours on both sides along the longitudes.
     """
     z, w, a = shape.size, shape.world_size, azimuth_size(shape)
     q = w // a
     channels, points = z.C / a, z.nlat * z.nlon
     y = 4 * z.B * channels * z.K * points
     h_in, w_in = z.nlat / q, z.nlon / a
+    there = 4 * z.B * channels * h_in * w_in * (a - 1)
+    back = min(y * (q - 1) / q + y / q * (a - 1) / a, 4 * z.B * z.C * points * (w - 1) / w)
     polar = min(RADIUS, h_in) * w_in if q > 1 else 0
     azimuth = 2 * min(RADIUS, w_in / 2) * h_in if a > 1 else 0
     # a disc of RADIUS steps, of which a ring covers about its share; wider in longitude by 1/sin(latitude), on average pi/2
     nnz = z.K * z.nlat / q * max(1.0, 2 * math.pi * RADIUS**2 / z.K)
     tile = 4 * z.B * z.C * points / w
     return Cost(
-        sent_bytes=4 * z.B * z.C * (polar + azimuth),
+        sent_bytes=there + back,
+        least_sent_bytes=4 * z.B * z.C * (polar + azimuth),
         flops=2 * nnz * z.nlon * z.B * channels + 2 * z.B * z.C * z.C * z.K * points / w,
         memory_bytes=2 * tile + 12 * nnz,
         footprint_bytes=6 * tile + 60 * nnz + 3.5 * y,

@@ -54,19 +54,21 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Per hop with frontier F and T sampled edges: where each node's range starts and ends, and one id per edge, 4 bytes each.
+    """Per hop with frontier F and T sampled edges: requests of 4 bytes, replies of two ids and a count, 4 bytes each.
 
-    A requester that reads the owner's arrays sends no request, and edge ids follow from the start of the range.
+    At least where each node's range starts and ends, and one id per edge: a requester that reads the owner's arrays sends no
+    request, and edge ids follow from the start of the range.
 
     T is at least a third of the fanout times F (degrees below the fanout), F at least half of the last hop's T where the graph
     is large (the rest has been seen).
     """
     z, w = shape.size, shape.world_size
-    sent = memory = 0.0
+    sent = least = memory = 0.0
     frontier, listed = float(z.seeds), 0.0
     for fanout in hops(z):
         sampled = frontier * min(fanout, z.degree) / 3
-        sent += (8 * frontier + 4 * sampled) * (w - 1) / w
+        sent += (4 * frontier + 8 * sampled + 4 * frontier) * (w - 1) / w
+        least += (8 * frontier + 4 * sampled) * (w - 1) / w
         memory += 16 * frontier + 16 * sampled + 8 * (frontier + 3 * sampled)
         listed += sampled
         frontier = min(0.5 * sampled, z.nodes / 4)
@@ -76,6 +78,7 @@ def cost(shape: Shape) -> Cost:
     edges = 2 * z.nodes * z.degree * 2 / (w + 1)  # of the rank with the largest share
     return Cost(
         sent_bytes=sent,
+        least_sent_bytes=least,
         flops=0,
         memory_bytes=memory,
         footprint_bytes=8 * (2 * z.nodes + edges) + 8 * 20 * most,

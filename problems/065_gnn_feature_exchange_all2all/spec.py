@@ -21,14 +21,15 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """(W - 1) p rows of h elements are wanted from each rank, of which more than 0.8 differ for a peer and must leave; as many arrive
-    on average, besides its own 1.5 p.
+    """(W - 1) p rows of h elements leave each rank; as many arrive on average, besides its own 1.5 p. At least 0.8 of them: more
+    than that differ for a peer, a row that it wants twice can travel once.
     """
     z, w, e = shape.size, shape.world_size, shape.element_size
     rows = (w + 0.5) * z.p
     row = z.h * e
     return Cost(
-        sent_bytes=0.8 * (w - 1) * z.p * row,
+        sent_bytes=(w - 1) * z.p * row,
+        least_sent_bytes=0.8 * (w - 1) * z.p * row,
         flops=0,
         memory_bytes=0.75 * rows * row + 8 * rows + rows * row,
         footprint_bytes=0.75 * rows * row + 8 * rows + 3 * rows * row + 2 * 2 * w * z.p * row,

@@ -27,13 +27,14 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Of the (W - 1) p fp32 rows for other ranks at least 0.6 must leave: 65 to 80 per cent of a sender's rows for a peer belong to
-    distinct seeds, the others can be added up before they are sent. Every row is added once.
+    """(W - 1) p fp32 rows leave each rank; every arriving row is added once. At least 0.6 of them must leave: 65 to 80 per cent of
+    a sender's rows for a peer belong to distinct seeds, the others can be added up before they are sent.
     """
     z, w = shape.size, shape.world_size
     rows, row = (w + 0.5) * z.p, 4 * z.h
     return Cost(
-        sent_bytes=0.6 * (w - 1) * z.p * row,
+        sent_bytes=(w - 1) * z.p * row,
+        least_sent_bytes=0.6 * (w - 1) * z.p * row,
         flops=rows * z.h,
         memory_bytes=2 * rows * row + rows / 2 * row + 8 * rows,
         footprint_bytes=2 * rows * row + 2 * 2 * w * z.p * row + rows / 2 * row + 8 * rows,

@@ -66,14 +66,17 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Every rank's maximum and sum of exponentials per token, and the target's logit from its owner, must leave it (about so much
-    suffices if the switch reduces and multicasts); the overwrite is counted.
+    """All-reduces of three numbers per token; the overwrite is counted, for which the maximum itself is needed everywhere.
+
+    At least every rank's maximum and sum of exponentials per token, and the target's logit from its owner, must leave it; about so
+    much suffices if the switch reduces and multicasts.
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     tokens = s.B * s.S
     local = tokens * s.V / world_size
     return Cost(
-        sent_bytes=tokens * b * (2 + 1 / world_size),
+        sent_bytes=2 * (world_size - 1) / world_size * tokens * 3 * b,
+        least_sent_bytes=tokens * b * (2 + 1 / world_size),
         flops=5 * local,
         memory_bytes=2 * local * b + tokens * (8 + b),
         footprint_bytes=2 * local * b + tokens * (40 + 6 * b),

@@ -66,8 +66,9 @@ def make_inputs(ctx: Context) -> tuple:
 
 
 def cost(shape: Shape) -> Cost:
-    """One boundary state to the next context-parallel rank (of short shards, k, v and gates to all later ones instead; mean over
-    ranks), and the tensor-parallel sum of the own shard, whose addends must leave every rank.
+    """One boundary state to the next context-parallel rank (mean over ranks) and the tensor-parallel sum of the own shard.
+
+    At least, of short shards, k, v and gates to all later ranks instead, and the sum's addends, which must leave every rank.
     """
     s, b = shape.size, shape.element_size
     cp_size, tp_size = grid(shape.world_size)
@@ -77,7 +78,8 @@ def cost(shape: Shape) -> Cost:
     state = wide * s.B * s.H * s.K * s.V * (cp_size - 1) / cp_size
     writes = tokens * (2 * s.K + s.V + 1) * b * (cp_size - 1) / 2
     return Cost(
-        sent_bytes=min(state, writes) + (tokens * s.V * b if tp_size > 1 else 0),
+        sent_bytes=state + 2 * (tp_size - 1) / tp_size * tokens * s.V * b,
+        least_sent_bytes=min(state, writes) + (tokens * s.V * b if tp_size > 1 else 0),
         flops=7 * tokens * s.K * s.V,
         memory_bytes=(inputs + tokens * s.V) * b,
         footprint_bytes=cp_size * (3 * inputs * b + 2 * tokens * (4 * s.K + 3 * s.V) * wide),

@@ -60,8 +60,8 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Inputs to the head owners and outputs back, or for long shards the states of all heads down a chain of ranks (mean over
-    ranks); 7 K V operations per token and value head.
+    """Inputs to the head owners, outputs back; 7 K V operations per token and value head. At least, for long shards, the states
+    of all heads go down a chain of ranks instead (mean over ranks).
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     tokens = s.B * s.s
@@ -70,7 +70,8 @@ def cost(shape: Shape) -> Cost:
     states = s.B * s.Hv * s.K * s.V * max(4, b)
     scan = tokens * s.Hv * (4 * s.K + 4 * s.V)
     return Cost(
-        sent_bytes=(world_size - 1) / world_size * min((inputs + outputs) * b, states),
+        sent_bytes=(world_size - 1) / world_size * (inputs + outputs) * b,
+        least_sent_bytes=(world_size - 1) / world_size * min((inputs + outputs) * b, states),
         flops=7 * tokens * s.Hv * s.K * s.V,
         memory_bytes=(inputs + outputs) * b,
         footprint_bytes=(4 * inputs + 3 * outputs) * b + 2 * scan * max(4, b),

@@ -44,8 +44,8 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """An all-reduce of the output, all of whose addends must leave every rank, or on few ranks a gather of inputs and weights;
-    2 ci 27 operations per output element.
+    """An all-reduce of the output; 2 ci 27 operations per output element. At least its addends must leave every rank, or on few
+    ranks inputs and weights are gathered.
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     channels = s.C / world_size
@@ -54,7 +54,8 @@ def cost(shape: Shape) -> Cost:
     outputs = s.B * s.C * (s.T - KERNEL + 1) * (s.H - KERNEL + 1) * (s.Wd - KERNEL + 1)
     weights = s.C * channels * taps
     return Cost(
-        sent_bytes=min(outputs, (world_size - 1) * (inputs + weights)) * b,
+        sent_bytes=2 * (world_size - 1) / world_size * outputs * b,
+        least_sent_bytes=min(outputs, (world_size - 1) * (inputs + weights)) * b,
         flops=2 * outputs * channels * taps,
         memory_bytes=(inputs + weights + outputs) * b,
         footprint_bytes=(2 * inputs + 2 * weights + 4 * outputs) * b,

@@ -84,8 +84,10 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Queries, outputs, keys and values exchanged for heads, or on few ranks keys and values of all heads to all ranks; 4 D
-    operations per query head and row of its window.
+    """Queries, outputs, keys and values (at least one head per rank) exchanged for heads; 4 D operations per query head and row
+    of its window.
+
+    At least keys and values of each head once, or on few ranks keys and values of all heads to all ranks and nothing else.
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     per_range = -(-s.c // world_size)
@@ -93,9 +95,10 @@ def cost(shape: Shape) -> Cost:
     kv_heads = max(s.Hkv, world_size)
     rows = sum(min(r, s.reach) + 1 for r in range(s.R)) * s.c
     remote = (world_size - 1) / world_size
-    moved = tokens * s.D * min(remote * (2 * s.Hq + 2 * s.Hkv), (world_size - 1) * 2 * s.Hkv)
+    least = tokens * s.D * min(remote * (2 * s.Hq + 2 * s.Hkv), (world_size - 1) * 2 * s.Hkv)
     return Cost(
-        sent_bytes=moved * b,
+        sent_bytes=remote * tokens * s.D * (2 * s.Hq + 2 * kv_heads) * b,
+        least_sent_bytes=least * b,
         flops=4 * world_size * per_range * rows * s.Hq / world_size * s.D,
         memory_bytes=tokens * s.D * (2 * s.Hq + 2 * s.Hkv) * b,
         footprint_bytes=tokens * s.D * (6 * s.Hq + 8 * kv_heads) * b + world_size * per_range * s.D * 6 * 4,

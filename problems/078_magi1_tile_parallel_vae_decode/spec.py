@@ -57,7 +57,7 @@ def axis(extent: int, tile: int, overlap: float, factor: int) -> tuple[int, int]
 
 
 def cost(shape: Shape) -> Cost:
-    """21 operations per interpolated value of three channels, 3 per blended one; the whole video is written.
+    """An all-gather of the finished video; 21 operations per interpolated value of three channels, 3 per blended one.
 
     Decoding is cheap here: it takes least to send three channels of the own latent tiles and to decode everything everywhere.
     """
@@ -69,7 +69,8 @@ def cost(shape: Shape) -> Cost:
     latents = decoded / (s.tu * s.su**2)
     b = 2  # bfloat16 whatever dtype is requested
     return Cost(
-        sent_bytes=(world_size - 1) * latents / world_size * b,
+        sent_bytes=(world_size - 1) * output / world_size * b,
+        least_sent_bytes=(world_size - 1) * latents / world_size * b,
         flops=(21 * output + 3 * (decoded - output)) / world_size,
         memory_bytes=output * b,
         footprint_bytes=(2.2 * decoded + 4.4 * output) * b + decoded / world_size * s.C / 3 * 4,

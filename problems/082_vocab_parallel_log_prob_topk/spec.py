@@ -38,14 +38,17 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Values of the local top-k candidates to the owner of each token and one float per token back; one pass over the logits."""
+    """Local top-k candidates to the owner of each token and one float per token back; one pass over the logits. At least the
+    values: the candidates' ids need not travel.
+    """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     tokens, columns = s.B * s.S, s.V // world_size
     candidates = min(s.top_k, columns)
     remote = (world_size - 1) / world_size
     rows = tokens / world_size * s.V
     return Cost(
-        sent_bytes=remote * tokens * (candidates * b + 4),
+        sent_bytes=remote * tokens * (candidates * (b + 4) + 4),
+        least_sent_bytes=remote * tokens * (candidates * b + 4),
         flops=tokens * columns,
         memory_bytes=tokens * columns * b + 4 * tokens,
         footprint_bytes=2 * tokens * columns * b + rows * (6 * b + 8 + 4 + 1 + 8) + 24 * tokens,

@@ -51,8 +51,8 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """Values of the local top-k candidates to the owner of each token, the cut and the normaliser back; the dense gradient is
-    written.
+    """Local top-k candidates to the owner of each token, the cut and the normaliser back; the dense gradient is written. At least
+    the values: the candidates' ids need not travel.
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     tokens, columns = s.B * s.S, s.V // world_size
@@ -60,7 +60,8 @@ def cost(shape: Shape) -> Cost:
     remote = (world_size - 1) / world_size
     rows = min(tokens, s.B * s.chunk_size) / world_size * s.V
     return Cost(
-        sent_bytes=remote * tokens * (candidates * b + 8),
+        sent_bytes=remote * tokens * (candidates * (b + 4) + 8),
+        least_sent_bytes=remote * tokens * (candidates * b + 8),
         flops=tokens * columns,
         memory_bytes=tokens * columns * (b + 4),
         footprint_bytes=tokens * columns * (b + 2 * max(4, b)) + rows * (6 * b + 8 + 3 + 5 * max(4, b)) + 24 * tokens,

@@ -60,10 +60,9 @@ def admissible(shape: Shape) -> str | None:
 
 
 def cost(shape: Shape) -> Cost:
-    """One all-reduce of half the (symmetric) float32 Gram matrix, or a gather of the matrix where that is less.
+    """All-reduce of half the (symmetric) float32 Gram matrix per step; Gram, square and update with symmetry used.
 
-    Later Gram matrices are polynomials of the first, so that no further exchange is needed: Gram matrix and final product with
-    the shard, and a symmetric product of Gram matrices per step, shared among the ranks.
+    At least one such matrix, as later Gram matrices are polynomials of the first, or where that is less the gathered shards.
     """
     s, b, world_size = shape.size, shape.element_size, shape.world_size
     steps = SETTINGS["plain"][0]
@@ -71,8 +70,9 @@ def cost(shape: Shape) -> Cost:
     gram = s.R * s.R
     wide = max(4, b)
     return Cost(
-        sent_bytes=min(2 * s.R * (s.R + 1), (world_size - 1) * s.R * columns * b),
-        flops=3 * gram * columns + steps * gram * s.R / world_size,
+        sent_bytes=steps * 2 * (world_size - 1) / world_size * 2 * s.R * (s.R + 1),
+        least_sent_bytes=min(2 * s.R * (s.R + 1), (world_size - 1) * s.R * columns * b),
+        flops=steps * (3 * gram * columns + gram * s.R / world_size),
         memory_bytes=2 * s.R * columns * b,
         footprint_bytes=2 * s.R * columns * b + 4 * s.R * columns * wide + 5 * gram * wide,
     )

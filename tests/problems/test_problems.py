@@ -99,6 +99,7 @@ def test_spec_is_complete(name):
             if spec.admissible(shape) is None:
                 cost = spec.cost(shape)
                 assert isinstance(cost, Cost) and cost.sent_bytes > 0 and cost.flops >= 0 and cost.memory_bytes > 0
+                assert cost.least_sent_bytes is None or 0 < cost.least_sent_bytes <= cost.sent_bytes
     assert any(spec.admissible(_shape(spec, w, "smoke")) is None for w in (2, 4))
 
 
