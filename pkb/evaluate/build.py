@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,13 @@ def arch_list(config: Config) -> str:
 
 
 def extensions_in(source: str) -> list[Extension]:
-    """Every ``compile_cuda_extension`` and ``load_inline`` call whose arguments are constants, through module-level names."""
+    """Every ``compile_cuda_extension`` and ``load_inline`` call whose arguments are constants, through names of the module or function."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return []
-    names = _constants(tree)
     found: list[Extension] = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
+    for node, names in _calls(tree, _constants(tree, {})):
         called = (
             node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
         )
@@ -113,23 +110,51 @@ def extensions_in(source: str) -> list[Extension]:
     return list(dict.fromkeys(found))
 
 
-def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Module-level names bound once to constants, or to expressions of such."""
-    names: dict[str, Any] = {}
-    for node in tree.body:
-        targets: list[ast.expr] = []
-        value: ast.expr | None = None
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign):
-            targets, value = [node.target], node.value
-        for target in targets:
-            if isinstance(target, ast.Name) and value is not None:
-                try:
-                    names[target.id] = _evaluate(value, names)
-                except (LookupError, TypeError, ValueError):
-                    names.pop(target.id, None)
+_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _calls(node: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[ast.Call, Mapping[str, Any]]]:
+    """Every call below ``node``, with the constants that are visible where it stands."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield child, names
+        inner = names
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            hidden = {a.arg for a in ast.walk(child.args) if isinstance(a, ast.arg)}
+            inner = _constants(child, {k: v for k, v in names.items() if k not in hidden})
+        yield from _calls(child, inner)
+
+
+def _constants(scope: _Scope, outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Names that hold constants, or expressions of such, once the scope's own statements have run.
+
+    A name that anything but a plain assignment at the scope's top level may bind (a loop, a branch, ``+=``) is none of them.
+    """
+    plain: dict[int, tuple[ast.Name, ast.expr]] = {}
+    for node in scope.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            plain |= {id(t): (t, node.value) for t in targets if isinstance(t, ast.Name)}
+    unsure = {
+        n.id for n in _own_nodes(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and id(n) not in plain
+    }
+    unsure |= {name for n in ast.walk(scope) if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
+    names = {k: v for k, v in outer.items() if k not in unsure}
+    for target, value in plain.values():
+        try:
+            if target.id not in unsure:
+                names[target.id] = _evaluate(value, names)
+        except (LookupError, TypeError, ValueError):
+            names.pop(target.id, None)
     return names
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a scope but what belongs to the functions inside it."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _own_nodes(child)
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
