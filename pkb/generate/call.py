@@ -27,6 +27,10 @@ def parameters_of(model: Model) -> dict[str, Any]:
 
 async def call(litellm: Any, model: Model, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Reply:
     """Ask once. Raises TimeoutError when a stream is silent for ``idle_seconds``, else whatever litellm raises."""
+    parameters = {**parameters_of(model), **arguments}
+    headers = {**model.extra.get("extra_headers", {}), **arguments.get("extra_headers", {})}
+    if headers:
+        parameters["extra_headers"] = headers
     response = await litellm.acompletion(
         model=model.model,
         messages=messages,
@@ -36,8 +40,7 @@ async def call(litellm: Any, model: Model, messages: list[dict[str, Any]], argum
         timeout=model.timeout_seconds + 60.0,
         max_retries=0,
         num_retries=0,
-        **parameters_of(model),
-        **arguments,
+        **parameters,
     )
     return await _collect(response, model.idle_seconds) if model.stream else _reply(response)
 

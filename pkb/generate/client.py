@@ -47,6 +47,7 @@ class _Question:
     messages: list[dict[str, Any]]
     name: str  # in the spool, and as idempotency key
     prompt: str
+    kept: bool  # an earlier session's response waits in the spool: it is paid for, so no limit applies to it
     failures: list[dict[str, Any]] = field(default_factory=list)
     kinds: Counter[Kind] = field(default_factory=Counter)
     tries: int = 0
@@ -99,7 +100,7 @@ class Client:
         """
         question = self._question(model, key, messages)
         while True:
-            if reason := self.unavailable(model.name):
+            if (reason := self.unavailable(model.name)) and not question.kept:
                 return self._unanswered(question, f"not asked{' again' if question.tries else ''}: {reason}")
             try:
                 generation = await self._try(question)
@@ -129,7 +130,8 @@ class Client:
 
     def _question(self, model: Model, key: AttemptKey, messages: list[dict[str, Any]]) -> _Question:
         prompt = messages[0]["content"] if len(messages) == 1 else json.dumps(messages, ensure_ascii=False)
-        return _Question(model, key, messages, _name(key), prompt)
+        name = _name(key)
+        return _Question(model, key, messages, name, prompt, kept=self._spool is not None and self._spool.holds(name))
 
     async def _try(self, question: _Question) -> Generation | None:
         """One call, under all limits; None when the model became unavailable while this waited for its turn.
@@ -143,7 +145,7 @@ class Client:
         worst = {"prompt_tokens": len(question.prompt) // 3, "cached_tokens": 0, "completion_tokens": model.max_tokens}
         first = cost_usd(lane.prices, worst) or 0.0
         async with self._budget.reserve(model.name, first, foreseen), lane.place(foreseen) as epoch, self._places:
-            if self.unavailable(model.name):
+            if self.unavailable(model.name) and not question.kept:
                 return None
             question.tries += 1
             wasted = len(question.wasted)
@@ -169,8 +171,9 @@ class Client:
                 reply = await call(self._litellm, model, question.messages, arguments)
         except Exception as error:
             if isinstance(error, TimeoutError):
-                what = "no answer" if deadline.expired() else f"silent for {model.idle_seconds:g} s"
-                raise Failure(Kind.TIMEOUT, f"{what} within {model.timeout_seconds:g} s") from None
+                late = f"no answer within {model.timeout_seconds:g} s"
+                silent = f"the stream was silent for {model.idle_seconds:g} s"
+                raise Failure(Kind.TIMEOUT, late if deadline.expired() else silent) from None
             raise failures.of_exception(error, record) from None
         finally:
             question.sent = record.request if record.recorded else parameters_of(model)
@@ -200,6 +203,7 @@ class Client:
         )
         if self._spool:
             self._spool.discard(question.name)
+        question.kept = False
         if record.facts.usage:
             tokens = tokens_of(record.facts.usage)
             question.wasted.append(tokens)

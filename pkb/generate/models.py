@@ -76,6 +76,8 @@ class Model:
         return os.environ.get(self.key_env) or None if self.key_env else None
 
 
+#: Arguments of litellm that ``extra`` may not set, because something else does.
+RESERVED = {"model", "messages", "api_base", "api_key", "timeout", "max_retries", "num_retries", "client", "stream", "n"}
 POSITIVE = ("max_tokens", "timeout_seconds", "idle_seconds")
 NOT_NEGATIVE = ("rpm", "tpm", "max_parallel", "thinking_tokens", "budget_usd")
 
@@ -164,6 +166,8 @@ def _entry(name: str, path: Path, key: Any) -> Model:
     model: Model = _typed(Model, {"name": name, **data}, where)
     if "/" not in model.model:
         raise UserError(f"{where}.model={model.model!r}: expected litellm's form provider/name, e.g. openai/{model.model}")
+    if taken := sorted(RESERVED & set(model.extra)):
+        raise UserError(f"{where}.extra: '{taken[0]}' is set elsewhere; use a key of the entry itself")
     for keys, least in ((POSITIVE, "more than 0"), (NOT_NEGATIVE, "0 or more")):
         for k in keys:
             value = getattr(model, k)

@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,6 +179,10 @@ class Spool:
             part.write_bytes(data)
         os.replace(part, path)
 
+    def holds(self, question: str) -> bool:
+        """Whether a response to this question is kept, whatever exactly was sent."""
+        return any(self._folder.glob(f"{question}-*.http"))
+
     def discard(self, question: str) -> None:
         """Forget what is kept for a question."""
         for path in self._folder.glob(f"{question}-*"):
@@ -275,22 +279,44 @@ class _Tee(httpx.AsyncByteStream):
         self._pool: _Pool | None = pool
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        record, path = self._record, self._path
-        with contextlib.ExitStack() as stack:
-            file = None
-            if path and record.spool:
-                headers = {k: v for k, v in record.headers.items() if k in KEPT_HEADERS}
-                # The time is that of the headers for a stream, of the whole for the rest, near enough for a record of a kill.
-                head = {"status": record.status, "headers": headers, "seconds": time.monotonic() - self._started}
-                file = stack.enter_context(record.spool.create(path, head))
+        record = self._record
+        with self._kept() as keep:
             async for data in self._stream:
                 record.feed(data)
+                keep(data)
+                yield data
+            record.end()
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[Callable[[bytes], None]]:
+        """Where to write what arrives. A full disk costs the spare copy, not the answer."""
+        record, path = self._record, self._path
+        if path is None or record.spool is None:
+            yield lambda data: None
+            return
+        headers = {k: v for k, v in record.headers.items() if k in KEPT_HEADERS}
+        # The time is that of the headers for a stream, of the whole for the rest, near enough for a record of a kill.
+        head = {"status": record.status, "headers": headers, "seconds": time.monotonic() - self._started}
+        file: BinaryIO | None = None
+        with contextlib.suppress(OSError):
+            file = record.spool.create(path, head)
+
+        def keep(data: bytes) -> None:
+            nonlocal file
+            try:
                 if file:
                     file.write(data)
-                yield data
-        record.end()
-        if path and record.spool:
-            record.spool.finish(path)
+            except OSError:
+                file = None
+
+        try:
+            yield keep
+        finally:
+            if file:
+                with contextlib.suppress(OSError):
+                    file.close()
+                    if record.complete:
+                        record.spool.finish(path)
 
     async def aclose(self) -> None:
         if self._pool:

@@ -61,6 +61,12 @@ def test_dropped_and_renamed_parameters_show_in_what_was_sent():
     assert "temperature" not in found.sent and found.sent["max_completion_tokens"] == 99
 
 
+def test_headers_of_an_entry_go_beside_ours():
+    with Server.replying(answer()) as server:
+        ask(model_at(server, extra={"extra_headers": {"X-Team": "kernels"}}))
+    assert {"x-team", "idempotency-key"} <= server.requests[0].headers.keys()
+
+
 RETRIED = [
     ("429 with Retry-After", error(429, "slow down", headers={"retry-after": "0.1"}), "rate_limit"),
     ("429 without", error(429, "slow down"), "rate_limit"),

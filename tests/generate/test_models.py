@@ -96,6 +96,7 @@ def test_a_missing_key_names_the_variable(tmp_path, monkeypatch):
         ("a: {model: openai/x, prices: {input: 1}}\n", "output is missing"),
         ("a: {api_base: http://h}\n", "model is missing"),
         ("a: {model: gpt}\n", "expected litellm's form provider/name, e.g. openai/gpt"),
+        ("a: {model: openai/x, extra: {timeout: 3}}\n", "extra: 'timeout' is set elsewhere"),
         ("a: 3\n", "expected keys such as model"),
         ("- a\n", "must map model names"),
         ("a: {model: [\n", "not valid YAML"),

@@ -1,5 +1,6 @@
 """A process that dies after an answer has arrived: the answer is not paid for twice."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,9 @@ import textwrap
 
 import pytest
 
+from pkb.config import BudgetConfig
+from pkb.generate.budget import Spent
+from pkb.generate.wire import Spool
 from tests.generate.conftest import KEY, ask, key_of, model_at
 from tests.generate.server import CODE, Reply, Server, answer, completion, error, json_reply, stream
 
@@ -96,6 +100,23 @@ def test_a_response_without_an_answer_is_not_kept(tmp_path):
         ask(model_at(server), spool=tmp_path)
         assert len(server.requests) == 4
     assert kept(tmp_path) == []
+
+
+def test_what_is_paid_for_is_taken_whatever_the_budget(tmp_path):
+    with Server.replying(answer()) as server:
+        model = model_at(server)
+        ask(model, spool=tmp_path)  # no row was written, so this is what a killed session leaves
+        spent = {"m": Spent(5.0, 1000, 10)}
+        kept, other = ask((model, 0), (model, 1), spool=tmp_path, budget=BudgetConfig(cost_usd=5.0), earlier=spent)
+    assert (kept.status, other.status, len(server.requests)) == ("ok", "provider_error", 1)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["document", "stream"])
+def test_a_full_disk_costs_the_copy_not_the_answer(tmp_path, monkeypatch, streamed):
+    monkeypatch.setattr(Spool, "create", lambda self, path, head: io.FileIO("/dev/full", "wb"))
+    with Server.replying(stream() if streamed else answer()) as server:
+        (found,) = ask(model_at(server, stream=streamed), spool=tmp_path)
+    assert (found.status, found.tries, kept(tmp_path)) == ("ok", 1, [])
 
 
 def test_a_response_to_another_prompt_is_not_used(tmp_path):
