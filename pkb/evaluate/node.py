@@ -179,10 +179,14 @@ class Evaluator:
     def _take_candidate(self) -> RankGroup:
         """The spare group, or a new one; the next spare starts at once, beside the candidate's untimed stages."""
         spare, self._spare = self._spare, None
-        group = (spare or self._pool.submit(self._start_candidate)).result()
-        if group.casualty():
+        group = None
+        if spare is not None:
+            with contextlib.suppress(HarnessError):  # it started beside a candidate, which may have left it no memory
+                group = spare.result()
+        if group is not None and group.casualty():
             group.kill()
-            group = self._pool.submit(self._start_candidate).result()
+            group = None
+        group = group or self._pool.submit(self._start_candidate).result()
         self._room = self._free_memory()
         self._spare = self._pool.submit(self._start_candidate)
         return group
@@ -211,8 +215,12 @@ class Evaluator:
             gpu=self.config.device != "cpu",
         )
         group = self._start("candidate", policy)
-        group.started()
-        group.meet()
+        try:
+            group.started()
+            group.meet()
+        except HarnessError:
+            group.kill()
+            raise
         return group
 
     def _next_uid(self) -> int:

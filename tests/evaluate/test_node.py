@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import textwrap
+from concurrent.futures import Future
 
 import pytest
 
@@ -11,17 +12,16 @@ from pkb import config, problem
 from pkb.errors import HarnessError, UserError
 from pkb.evaluate import node as nodes
 from pkb.evaluate.node import Evaluator
+from pkb.evaluate.ranks import RankGroup
 from pkb.records import Job
 from pkb.verdict import Verdict
-from tests.evaluate.conftest import QUICK, Node
+from tests.evaluate.conftest import QUICK, Node, descendants
 
 ZEROS = "import torch\ndef solution(tensor): return torch.zeros_like(tensor)"
 
 
 def test_reference_ranks_persist_and_answers_are_computed_once_per_problem(node, allreduce, reference, monkeypatch):
     """The second candidate of a problem costs the reference ranks no reference call before timing, whatever came between."""
-    from pkb.evaluate.ranks import RankGroup
-
     node.judge(allreduce)
     ranks, replies, ask = node.reference_ranks(), [], RankGroup.ask
 
@@ -55,6 +55,26 @@ def test_each_candidate_has_ranks_of_its_own_that_were_started_ahead(node, allre
     assert "first" in node.judge(source).detail
     assert node.candidate is spare and spare.ended
     assert "first" in node.judge(source).detail
+
+
+def test_a_spare_group_that_could_not_start_is_no_fault_of_the_next_candidate(node, allreduce):
+    node.judge(allreduce)
+    node.evaluator._spare.result().kill()
+    failed: Future = Future()
+    failed.set_exception(HarnessError("candidate ranks did not meet: CUDA out of memory"))
+    node.evaluator._spare = failed
+    assert node.judge(allreduce).verdict is Verdict.CORRECT
+    assert node.left_behind() == []
+
+
+def test_ranks_that_do_not_meet_are_ended(node, allreduce, monkeypatch):
+    node.judge(allreduce)
+    node.evaluator._spare.result()
+    before = descendants(node.zygote)
+    monkeypatch.setattr(RankGroup, "meet", lambda group: (_ for _ in ()).throw(HarnessError("no room")))
+    with pytest.raises(HarnessError, match="no room"):
+        node.evaluator._start_candidate()
+    assert sorted(descendants(node.zygote)) == sorted(before)
 
 
 def test_a_candidate_finds_nothing_in_its_environment_that_is_not_its_own(node, monkeypatch):
