@@ -18,10 +18,10 @@ from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.config import Config
 from pkb.draw import trial_key
-from pkb.evaluate import diagnosis, integrity, profiling, timing
+from pkb.evaluate import bound, diagnosis, integrity, profiling, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.ranks import GroupFailed, RankGroup
-from pkb.problem import VARIANTS
+from pkb.problem import VARIANTS, Cost
 from pkb.records import FEEDBACK, Evaluation, Job
 from pkb.verdict import Stage, Verdict
 
@@ -228,8 +228,7 @@ class Session:
         after = self._loopback_bytes()
         self._judged()
         carried = None if before is None or after is None else (after - before) / calls / self.job.world_size
-        spec = problem.load(self.job.problem)
-        cost = spec.cost(spec.shape(self.job.world_size, self.job.preset, self.job.dtype, self.job.dims))
+        cost = self._cost()
         told = [{k: _count(r.get(k)) if k == "sent_bytes" else _texts(r.get(k)) for k in _ACCOUNT} for r in replies]
         traffic = integrity.assess(self.config.integrity.collectives, told, calls, carried, cost)
         self.fields["collective_bytes"] = traffic.bytes_per_call
@@ -258,6 +257,10 @@ class Session:
         )
         if found.suspicious:
             raise Ended(Verdict.TAMPERING, f"rule outside-clock: {found.suspicious}")
+        least = bound.bound_ms(self._cost(), self.job.device)
+        if found.candidate_ms < least and not self.fields.get("shared_device"):
+            what = f"{found.candidate_ms:.3g} ms per call, less than the {least:.3g} ms that no machine can beat"
+            raise Ended(Verdict.TAMPERING, f"rule physical-bound: {what}")
 
     def _profile(self) -> None:
         """Add where the time goes; a candidate that falls over its profile has its verdict already."""
@@ -351,6 +354,11 @@ class Session:
         if not any(r.get("failed") == "link" for r in replies):
             raise self.reference_failed(error) from None
         return GroupFailed("link", error.rank, "half an answer", role="reference")
+
+    def _cost(self) -> Cost:
+        """The least work of one call, per rank."""
+        spec = problem.load(self.job.problem)
+        return spec.cost(spec.shape(self.job.world_size, self.job.preset, self.job.dtype, self.job.dims))
 
     def _changed(self) -> list[int]:
         """Positions of the inputs that the problem changes."""
