@@ -32,7 +32,8 @@ from pkb.generate.limits import backoff
 from pkb.generate.models import Model
 from pkb.generate.prices import cost_usd, table_version
 from pkb.generate.secrets import Redactor
-from pkb.generate.wire import Exchange, Spool, exchange
+from pkb.generate.spool import Spool
+from pkb.generate.wire import Exchange, exchange
 from pkb.prompt import prompt_hash
 from pkb.records import AttemptKey, Generation
 from pkb.verdict import GenerationStatus

@@ -10,7 +10,7 @@ import pytest
 
 from pkb.config import BudgetConfig
 from pkb.generate.budget import Spent
-from pkb.generate.wire import Spool
+from pkb.generate.spool import Spool
 from tests.generate.conftest import KEY, ask, key_of, model_at
 from tests.generate.server import CODE, Reply, Server, answer, completion, error, json_reply, stream
 
