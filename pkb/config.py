@@ -87,7 +87,7 @@ class SandboxConfig:
 class GenerationConfig:
     """Calls to models, whatever the model."""
 
-    max_in_flight: int = 64
+    max_in_flight: int = 128
     max_retries: int = 6  # of failed calls; rate limits and timeouts have bounds of their own
     max_rate_limited: int = 50  # a rejected call costs nothing but time
     max_timeouts: int = 1  # a call that took all its time was probably billed
