@@ -22,9 +22,9 @@ class Builder:
         self._config, self._function = config, function
         self._ended = threading.Event()
 
-    def ready(self) -> str:
-        """What was left of an earlier owner and is removed now; empty if nothing was."""
-        return self._removed
+    def ready(self) -> tuple[str, str]:
+        """What was left of an earlier owner and is removed now (empty if nothing was), and where this one logs."""
+        return self._removed, actor_process.log_path()
 
     def until_death(self) -> None:
         """Returns when the actor is told to end; a caller that waits for it learns of the actor's death at once."""

@@ -11,27 +11,28 @@ from typing import Any
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
 from pkb.records import Evaluation, Job
-from pkb.sweep import actor_process
+from pkb.sweep import actor_process, topology
 
 
 class GpuNode:
     """Owns the evaluators of one machine: one, or one for each of several disjoint groups of its GPUs.
 
-    groups: CUDA devices of each group; None for CPU ranks. evaluator: where its class is, ``module:name``. Every evaluator lives
-    in a thread of its own, because what it starts is to die with the thread that started it. Failures of the machine come back as
-    text, so that no traceback has to travel.
+    groups: CUDA devices of each group; None for CPU ranks. Several groups are formed anew by the links between GPUs. evaluator:
+    where its class is, ``module:name``. Every evaluator lives in a thread of its own, because what it starts is to die with the
+    thread that started it. Failures of the machine come back as text, so that no traceback has to travel.
     """
 
     def __init__(self, config: Config, name: str, groups: Sequence[Sequence[int] | None], evaluator: str) -> None:
         self._removed = actor_process.claim(name)
-        self._config, self._name, self._groups, self._class = config, name, groups, evaluator
+        self._config, self._name, self._class = config, name, evaluator
+        self._groups = topology.arranged(groups)
         self._threads = [ThreadPoolExecutor(1, f"group-{i}") for i in range(len(groups))]
         self._evaluators: list[Any] = [None] * len(groups)
         self._ended = threading.Event()
 
-    def ready(self) -> str:
-        """What was left of an earlier owner of this machine and is removed now; empty if nothing was."""
-        return self._removed
+    def ready(self) -> tuple[str, str]:
+        """What was left of an earlier owner of this machine and is removed now (empty if nothing was), and where this one logs."""
+        return self._removed, actor_process.log_path()
 
     def evaluate(self, group: int, job: Job, build: Any) -> Evaluation | str:
         """The verdict, or why the machine failed."""
