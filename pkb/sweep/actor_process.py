@@ -79,6 +79,12 @@ def release() -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def log_path() -> str:
+    """The file that this process's stderr goes to; empty when it is no file."""
+    target = os.readlink("/proc/self/fd/2")
+    return target if os.path.isfile(target) else ""
+
+
 def _root() -> Path:
     """Where folders of owners lie; not TMPDIR, which ``claim`` itself changes and which differs between owners."""
     return Path("/tmp")

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pkb.generate.budget import Spent
+    from pkb.sweep.ray_backend import RayBackend
 
 REASONS_SHOWN = 8
+PUBLISH_SECONDS = 5.0
 NO_TERMINAL_WIDTH = 120  # a log file wraps nothing
 
 
@@ -90,16 +92,16 @@ def _work(config: Config, plan: Plan, store: RunStore, console: Console) -> Endi
 
 async def _session(config: Config, plan: Plan, store: RunStore, console: Console) -> Ending:
     from pkb.sweep import view
-    from pkb.sweep.cluster import RayBackend
+    from pkb.sweep.ray_backend import RayBackend
 
     progress = Progress()
     recorder = Recorder(store, progress.notice)
     handler = _log_to(store.path / "sweep.log")
-    backend = RayBackend(config, progress.notice)
+    backend = RayBackend(config, store.path / "ray.log", progress.notice)
     generator, models = _generator(config, plan, store.path)
     driver = Driver(config, plan, recorder, generator, backend, models, _conversation(config), progress)
     interrupted = _interruptible()
-    watching = asyncio.create_task(view.follow(progress, store.path, console))
+    watching = asyncio.gather(view.follow(progress, store.path, console), _publish(progress, backend))
     ending = Ending()
     try:
         work = asyncio.create_task(_connect_and_run(backend, driver, plan, store.path))
@@ -123,8 +125,14 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
     return ending
 
 
+async def _publish(progress: Progress, backend: RayBackend) -> None:
+    while True:
+        await asyncio.sleep(PUBLISH_SECONDS)
+        backend.publish(progress.gauges())
+
+
 async def _connect_and_run(backend: Any, driver: Driver, plan: Plan, run: Path) -> None:
-    await backend.connect()
+    await backend.open()
     await driver.run(plans.unfinished(run, plan))
 
 

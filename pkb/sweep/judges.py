@@ -212,15 +212,14 @@ class Judges:
 
     async def _watch(self) -> None:
         """Raise HarnessError when there has been no usable node for too long."""
-        patience = self._config.cluster.lost_node_seconds
-        at_start = self._config.evaluation.limits.start_seconds + patience
+        patience = self._config.cluster.lost_node_seconds + self._config.evaluation.limits.start_seconds
         clock = self._progress.clock
         seen = clock()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             if self._usable:
                 seen = clock()
-            elif clock() - seen > (patience if self._progress.nodes else at_start):
+            elif clock() - seen > patience:
                 reasons = [f"{name} {n.state}: {n.reason}" for name, n in self._progress.nodes.items()]
                 raise HarnessError(
                     f"no usable node for {clock() - seen:.0f} s ({'; '.join(reasons) or 'none came up'}); "

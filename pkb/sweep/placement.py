@@ -31,7 +31,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Place:
-    """One GpuNode actor: where it goes, what it reserves, and the GPUs of each of its groups (None: CPU ranks)."""
+    """One GpuNode actor: where it goes, what it reserves, and the GPUs of each of its groups (None: CPU ranks).
+
+    Where there are several groups, the actor forms them anew by how the GPUs of its machine are linked.
+    """
 
     node_id: str
     name: str
@@ -44,7 +47,7 @@ class Place:
         """How the driver names each group."""
         if len(self.groups) == 1:
             return [self.name]
-        return [f"{self.name}/gpu" + "-".join(map(str, group or ())) for group in self.groups]
+        return [f"{self.name}/{i}" for i in range(len(self.groups))]
 
 
 def unfit(machine: Machine, config: Config) -> str | None:

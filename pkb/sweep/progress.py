@@ -161,6 +161,23 @@ class Progress:
             "notices": list(self.notices),
         }
 
+    def gauges(self) -> dict[tuple[str, str, str], float]:
+        """The same as numbers for a monitoring system: (name, tag, tag's value) -> number."""
+        s = self.snapshot()
+        values: dict[tuple[str, str, str], float] = {
+            ("attempts", "state", "total"): s["total"],
+            ("attempts", "state", "judged"): s["done"],
+            ("attempts", "state", "failed"): s["failed"],
+            ("attempts_per_second", "", ""): s["per_second"],
+            ("cost_usd", "", ""): s["cost_usd"],
+        }
+        values |= {("stage", "stage", name): count for name, count in s["stages"].items()}
+        values |= {("verdicts", "verdict", name): count for name, count in s["verdicts"].items()}
+        values |= {("model_judged", "model", name): m["done"] for name, m in s["models"].items()}
+        values |= {("node_busy", "node", name): n["utilisation"] or 0.0 for name, n in s["nodes"].items()}
+        values |= {("node_ready", "node", name): float(n["state"] == "ready") for name, n in s["nodes"].items()}
+        return values
+
     def _node(self, n: NodeProgress) -> dict[str, Any]:
         now = self.clock()
         doing = now - n.since if n.doing else 0.0

@@ -27,11 +27,15 @@ def source(problem, text=""):
 
 
 class Generator:
-    """Answers at once, and remembers every question. faults: key -> statuses of the next answers."""
+    """Answers at once, and remembers every question.
 
-    def __init__(self, texts=None, faults=None):
+    texts: (problem, attempt) -> first line of the candidate, of all models or of those in ``only``. faults: key -> statuses of
+    the next answers.
+    """
+
+    def __init__(self, texts=None, faults=None, only=None):
         self.asked = []
-        self.texts, self.faults = texts or {}, faults or {}
+        self.texts, self.faults, self.only = texts or {}, faults or {}, only
         self.stopped = {}  # model -> why it is not asked any more
         self.gate = None  # an asyncio.Event to wait for
 
@@ -41,7 +45,8 @@ class Generator:
             await self.gate.wait()
         statuses = self.faults.get((key.model, key.problem, key.attempt))
         status = statuses.pop(0) if statuses else GenerationStatus.OK
-        found = source(key.problem, self.texts.get((key.problem, key.attempt), "")) if status is GenerationStatus.OK else None
+        text = self.texts.get((key.problem, key.attempt), "") if self.only is None or key.model in self.only else ""
+        found = source(key.problem, text) if status is GenerationStatus.OK else None
         return Generation(key, status, messages[0]["content"], "hash", answer="text", source=found, cost_usd=0.5)
 
     def unavailable(self, name):

@@ -239,7 +239,10 @@ def test_without_any_node_the_session_ends_with_a_reason(tmp_path, monkeypatch):
 
     monkeypatch.setattr(judges, "WATCH_SECONDS", 0.02)
     config = stubs.settings()
-    config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, lost_node_seconds=0.2))
+    limits = dataclasses.replace(config.evaluation.limits, start_seconds=0.1)
+    evaluation = dataclasses.replace(config.evaluation, limits=limits)
+    cluster = dataclasses.replace(config.cluster, lost_node_seconds=0.1)
+    config = dataclasses.replace(config, cluster=cluster, evaluation=evaluation)
     backend = stubs.Backend(lambda job, node: NodeLost("cable pulled"), names=("only",), replace=False)
     with pytest.raises(HarnessError, match=r"no usable node.*only lost: cable pulled.*run the same command again"):
         stubs.sweep(tmp_path / "run", config, stubs.Generator(), backend)
