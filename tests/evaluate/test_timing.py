@@ -51,14 +51,18 @@ def test_one_wild_block_does_not_move_the_speedup():
 class Clock:
     """The parent's clock, moved by what the groups say their blocks take."""
 
-    def __init__(self):
-        self.ns = 0
+    def __init__(self, log):
+        self.ns, self.log = 0, log
 
     def perf_counter_ns(self):
         return self.ns
 
     def monotonic(self):
         return self.ns / 1e9
+
+    def sleep(self, seconds):
+        self.ns += int(seconds * 1e9)
+        self.log.append(("parent", {"rest": seconds}))
 
 
 class Group:
@@ -104,7 +108,8 @@ def run(monkeypatch):
     """Measure scripted groups: (Timing, log of commands)."""
 
     def measure(reference_ms=1.0, candidate_ms=0.5, changed=(), overrides=(), set_bytes=1 << 10, **candidate):
-        clock, log = Clock(), []
+        log = []
+        clock = Clock(log)
         monkeypatch.setattr(timing, "time", clock)
         right = candidate.pop("right", lambda block: True)
         call = lambda ms: ms if callable(ms) else lambda second: ms  # noqa: E731
@@ -186,9 +191,17 @@ def test_the_candidate_stands_still_while_the_reference_runs(run):
     assert not frozen
 
 
+def test_both_sides_rest_before_they_are_timed(run):
+    """Reference ranks have just drawn inputs; a busy machine's scheduler would make them, and only them, wait for that."""
+    commands = [c for _, c in warm_up_and_rest(run()[1])[1] if "signal" not in c]
+    blocks = [n for n, c in enumerate(commands) if c.get("do") == "block"]
+    assert len(blocks) == 20
+    assert all(commands[n - 1] == {"rest": timing.REST_SECONDS["cpu"]} for n in blocks)
+
+
 @pytest.mark.parametrize("set_bytes", [1 << 10, 4 << 20], ids=["small answers", "large answers"])
 def test_which_answers_are_looked_at_is_said_only_after_the_block(run, set_bytes):
-    log = warm_up_and_rest(run(set_bytes=set_bytes)[1])[1]
+    log = [entry for entry in warm_up_and_rest(run(set_bytes=set_bytes)[1])[1] if entry[0] != "parent"]
     blocks = [n for n, (role, c) in enumerate(log) if role == "candidate" and c.get("do") == "block"]
     seen = set()
     for n in blocks:
