@@ -117,7 +117,7 @@ return torch.stack([shared.view(r, tensor).float() for r in range(2)]).sum(0).to
     found = judge("001_allreduce", body)
     assert found.verdict is Verdict.NONDETERMINISTIC, found.detail
     diagnosis = diagnosed(found, "stale")
-    assert diagnosis["when"] != "in isolation" and diagnosis["findings"][0]["which"] == "after"
+    assert diagnosis["when"] != "in isolation" and diagnosis["findings"][0]["which"] in ("after", "either")
 
 
 def test_a_transposed_result(judge):

@@ -166,11 +166,11 @@ async def session(run, config, generator, backend, conversation=single_shot, sto
         return progress
 
 
-def sweep(run, config, generator, backend, **options):
+def sweep(run, config, generator, backend, seconds=60, **options):
     """``session`` from a test that is not a coroutine, with a time limit."""
 
     async def limited():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             return await session(run, config, generator, backend, **options)
 
     return asyncio.run(limited())
