@@ -144,7 +144,8 @@ def _describe_tensor(x: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
     if plain.dtype in _AS_BYTES:
         entry["as"] = str(plain.dtype).removeprefix("torch.")
         plain = torch.view_as_real(plain).contiguous()
-    tensors[name] = plain.clone() if any(plain.data_ptr() == t.data_ptr() for t in tensors.values()) else plain
+    place = plain.untyped_storage().data_ptr()  # safetensors refuses tensors that share memory
+    tensors[name] = plain.clone() if any(place == t.untyped_storage().data_ptr() for t in tensors.values()) else plain
     return entry
 
 

@@ -140,6 +140,13 @@ def test_requires_grad_travels_and_aliases_do_not():
     assert len({t.data_ptr() for t in got}) == 3, "each input has memory of its own"
 
 
+def test_views_of_one_storage_travel_by_value():
+    whole = torch.arange(8.0)
+    sent = [whole[:4], whole[4:], whole[2:6], whole, whole.view(2, 4).t()]
+    for got, was in zip(travel(sent), sent, strict=True):
+        assert torch.equal(got, was)
+
+
 def test_received_tensors_are_private_and_aligned():
     skeleton, payload = wire.encode([torch.ones(3, dtype=torch.uint8), torch.arange(5.0)])
     got = wire.decode(skeleton, payload)
