@@ -15,13 +15,13 @@ SOURCE = r"""
 
 template <typename T, typename Acc>
 __global__ void adam_push(const T* __restrict__ grad, const T* __restrict__ master, const T* __restrict__ exp_avg,
-                          const T* __restrict__ exp_avg_sq, int64_t n, Acc lr, Acc beta1, Acc beta2, Acc eps, Acc correction1,
-                          Acc correction2, const int64_t* __restrict__ peers, int world, int rank, int64_t base_bytes) {
+                          const T* __restrict__ exp_avg_sq, int64_t n, Acc lr, Acc beta1, Acc beta2, Acc rest1, Acc rest2,
+                          Acc eps, Acc correction1, Acc correction2, const int64_t* __restrict__ peers, int world, int rank, int64_t base_bytes) {
   const int64_t stride = (int64_t)gridDim.x * blockDim.x;
   for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += stride) {
     const Acc g = static_cast<Acc>(grad[i]);
-    const Acc m = static_cast<Acc>(exp_avg[i]) * beta1 + g * (Acc(1) - beta1);
-    const Acc v = static_cast<Acc>(exp_avg_sq[i]) * beta2 + g * g * (Acc(1) - beta2);
+    const Acc m = static_cast<Acc>(exp_avg[i]) * beta1 + g * rest1;  // rest = 1 - beta, taken in double: in fp32 it loses four digits
+    const Acc v = static_cast<Acc>(exp_avg_sq[i]) * beta2 + g * g * rest2;
     const Acc update = m / correction1 / (sqrt(v / correction2) + eps);
     const T w = static_cast<T>(static_cast<Acc>(master[i]) - lr * update);
     for (int p = 0; p < world; ++p) reinterpret_cast<T*>(peers[p] + base_bytes)[rank * n + i] = w;
@@ -36,8 +36,8 @@ void step(torch::Tensor grad, torch::Tensor master, torch::Tensor exp_avg, torch
     using Acc = at::opmath_type<scalar_t>;
     adam_push<scalar_t, Acc><<<(int)std::min<int64_t>((n + 255) / 256, 1056), 256, 0, c10::cuda::getCurrentCUDAStream()>>>(
         grad.data_ptr<scalar_t>(), master.data_ptr<scalar_t>(), exp_avg.data_ptr<scalar_t>(), exp_avg_sq.data_ptr<scalar_t>(), n,
-        (Acc)lr, (Acc)beta1, (Acc)beta2, (Acc)eps, (Acc)correction1, (Acc)correction2, peers.data_ptr<int64_t>(),
-        (int)peers.numel(), (int)rank, base_bytes);
+        (Acc)lr, (Acc)beta1, (Acc)beta2, (Acc)(1 - beta1), (Acc)(1 - beta2), (Acc)eps, (Acc)correction1, (Acc)correction2,
+        peers.data_ptr<int64_t>(), (int)peers.numel(), (int)rank, base_bytes);
   });
 }
 
