@@ -12,21 +12,22 @@ from pkb.analyze.roofline import roofline
 from pkb.analyze.runs import Run, evaluations, generations
 from pkb.analyze.settings import apart
 from pkb.analyze.shares import mechanism_shares
-from pkb.analyze.turns import transitions, turn_curves
+from pkb.analyze.turns import gains, transitions, turn_curves
 
 
 @dataclass(frozen=True)
 class Details:
-    """references, candidates: ``roofline``. turns, transitions: ``turns``. mechanisms: ``mechanism_shares``. notes: one line each."""
+    """references, candidates: ``roofline``. turns, transitions, gains: ``turns``. mechanisms: ``mechanism_shares``. notes: one line each."""
 
     references: pl.DataFrame
     candidates: pl.DataFrame
     turns: pl.DataFrame
     transitions: pl.DataFrame
+    gains: pl.DataFrame
     mechanisms: pl.DataFrame
     notes: tuple[str, ...]
 
-    FRAMES: ClassVar[tuple[str, ...]] = ("references", "turns", "transitions", "mechanisms")
+    FRAMES: ClassVar[tuple[str, ...]] = ("references", "turns", "transitions", "gains", "mechanisms")
 
 
 def details(runs: Sequence[Run], policy: str = "run") -> Details:
@@ -40,6 +41,7 @@ def details(runs: Sequence[Run], policy: str = "run") -> Details:
         candidates=pl.concat([r[1] for r in roofs]),
         turns=turns,
         transitions=transitions(rows.head(0) if turns.is_empty() else rows),
+        gains=gains(rows, answers),
         mechanisms=mechanism_shares(rows),
         notes=tuple(note for r in roofs for note in r[2]),
     )

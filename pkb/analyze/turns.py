@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
 from pkb.analyze import metrics
@@ -10,6 +12,16 @@ from pkb.analyze.runs import describe
 
 MODEL = ["run", "model"]
 _CURVE = {"run": pl.String, "model": pl.String, "turns": pl.Int64, "metric": pl.String}
+_GAINS: dict[str, Any] = {
+    "run": pl.String,
+    "model": pl.String,
+    "turns": pl.Int64,
+    "solved": pl.Int64,
+    "added": pl.Int64,
+    "cost_usd": pl.Float64,
+    "cost_per_added": pl.Float64,
+    "plateau": pl.Int64,
+}
 _NUMBERS = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "problems": pl.Int64, "dropped": pl.Int64}
 
 
@@ -47,3 +59,30 @@ def transitions(rows: pl.LazyFrame) -> pl.DataFrame:
     pairs = rows.select(*metrics.ATTEMPT, "turn", "verdict").join(ahead, on=[*metrics.ATTEMPT, "turn"])
     counted = pairs.group_by(*MODEL, "verdict", "following").agg(count=pl.len().cast(pl.Int64))
     return counted.sort(*MODEL, "count", "verdict", "following", descending=[False, False, True, False, False]).collect()
+
+
+def gains(rows: pl.LazyFrame, answers: pl.LazyFrame) -> pl.DataFrame:
+    """What each further turn added: run, model, turns, solved, added, cost_usd, cost_per_added and plateau.
+
+    rows, answers: evaluations and generations. turns: 1 and up. solved: problems with a correct attempt when every attempt is stopped
+    after so many turns; added: more than one turn before. cost_usd: of that turn's answers; cost_per_added: null where it added
+    nothing. plateau: the number of turns after which nothing was added any more, the same in all rows of a model; null when no
+    problem was solved.
+    """
+    last = rows.select(pl.col("turn").max()).collect().item()
+    if not last:
+        return pl.DataFrame(schema=_GAINS)
+    first = rows.filter(pl.col("verdict") == "correct").group_by(*MODEL, "problem").agg(pl.col("turn").min())
+    added = first.group_by(*MODEL, "turn").agg(added=pl.len())
+    spent = answers.group_by(*MODEL, "turn").agg(pl.col("cost_usd").sum())
+    turns = pl.LazyFrame({"turn": range(last + 1)}, schema={"turn": pl.Int32})
+    grid = rows.select(MODEL).unique().join(turns, how="cross")
+    filled = grid.join(added, on=[*MODEL, "turn"], how="left").join(spent, on=[*MODEL, "turn"], how="left").sort(*MODEL, "turn")
+    counted = filled.with_columns(pl.col("added").fill_null(0), pl.col("cost_usd").fill_null(0.0))
+    full = counted.with_columns(
+        turns=pl.col("turn").cast(pl.Int64) + 1,
+        solved=pl.col("added").cum_sum().over(MODEL),
+        cost_per_added=pl.when(pl.col("added") > 0).then(pl.col("cost_usd") / pl.col("added")),
+        plateau=(pl.col("turn").cast(pl.Int64) + 1).filter(pl.col("added") > 0).max().over(MODEL),
+    )
+    return full.select([pl.col(c).cast(t) for c, t in _GAINS.items()]).collect()

@@ -10,7 +10,7 @@ import pytest
 
 from pkb.analyze.runs import evaluations, generations
 from pkb.analyze.shares import mechanism_shares
-from pkb.analyze.turns import transitions, turn_curves
+from pkb.analyze.turns import gains, transitions, turn_curves
 from tests.analyze.rows import evaluation, write_run
 
 CONVERSATIONS = {  # verdict and speedup, turn by turn
@@ -51,9 +51,32 @@ def test_transitions_count_consecutive_turns(tmp_path: Path) -> None:
     }
 
 
+def test_gains_say_what_a_turn_added_what_that_cost_and_where_nothing_came_any_more(tmp_path: Path) -> None:
+    solved_late = {
+        ("001_allreduce", 0): ["mismatch", "correct"],
+        ("002_allgather", 0): ["mismatch", "mismatch", "correct", "correct"],
+    }
+    never = {("003_broadcast", 0): ["mismatch"] * 4}
+    rows = [
+        evaluation("m", problem, attempt, verdict, 1.0 if verdict == "correct" else None, turn=turn)
+        for (problem, attempt), verdicts in {**solved_late, **never}.items()
+        for turn, verdict in enumerate(verdicts)
+    ]
+    run = write_run(tmp_path / "run", rows)
+    found = gains(evaluations(run), generations(run)).drop("run", "model")
+    assert found.select("turns", "solved", "added", "plateau").rows() == [
+        (1, 0, 0, 3),
+        (2, 1, 1, 3),
+        (3, 2, 1, 3),
+        (4, 2, 0, 3),
+    ]
+    assert found["cost_per_added"].to_list() == [None, pytest.approx(0.03), pytest.approx(0.02), None]
+
+
 def test_single_turns_have_no_curve(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [evaluation("m", "001_allreduce", 0, "correct", 2.0)])
     assert turn_curves(evaluations(run), generations(run)).is_empty()
+    assert gains(evaluations(run), generations(run)).is_empty()
 
 
 def test_mechanisms_are_shares_of_what_was_recorded(tmp_path: Path) -> None:

@@ -265,6 +265,23 @@ function drawBounds() {
   );
 }
 
+function drawGains() {
+  const rows = rowsOf('gains').filter((r) => shown(r.series));
+  fillTable(
+    'gains',
+    ['model', 'turns', 'problems solved', 'added', 'cost of the turn', 'cost per added', 'nothing more after'],
+    rows.map((r) => [
+      SERIES[r.series].label,
+      r.turns,
+      r.solved,
+      r.added,
+      dollars(r.cost_usd, 0),
+      r.cost_per_added === null ? '' : dollars(r.cost_per_added, 0),
+      r.plateau === null ? 'never solved any' : r.turns === r.plateau ? `turn ${r.plateau}` : '',
+    ]),
+  );
+}
+
 function drawTransitions() {
   const rows = rowsOf('transitions').filter((r) => shown(r.series));
   const known = verdictsIn(rows);

@@ -14,6 +14,7 @@ function drawAll() {
     drawMatrix,
     drawVerdicts,
     drawBounds,
+    drawGains,
     drawTransitions,
     drawRuns,
   ])
