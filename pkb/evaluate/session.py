@@ -95,6 +95,7 @@ class Session:
                 raise Ended(*found)
             if not build.ok:
                 raise Ended(Verdict.COMPILE_ERROR, _first_line(build.log))
+            self.fields.setdefault("extra", {})
             self._expect()
             self._load(build)
             assert self.group is not None
