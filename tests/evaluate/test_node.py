@@ -33,7 +33,7 @@ def test_reference_ranks_persist_and_answers_are_computed_once_per_problem(node,
 
     monkeypatch.setattr(RankGroup, "ask", noting)
     node.judge(ZEROS)
-    node.judge(reference(2), 2)
+    node.judge(reference(34), 34)
     node.judge(allreduce)
     assert node.reference_ranks() == ranks
     assert replies[:3] == [[True, True]] * 3 and replies[-3:] == [[True, True]] * 3
