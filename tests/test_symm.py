@@ -130,6 +130,7 @@ def test_one_allocation_and_group_have_one_handle_views_included():
 
 def growth(rank, world_size):
     gc.disable()  # references alone must free what nobody holds
+    before = len(os.listdir("/proc/self/fd"))  # a forked rank inherits whatever the tests before have left open
     views = []
     for step in range(1, 21):
         tensor, handle = both(rank, world_size, numel=1000 * step)
@@ -142,14 +143,14 @@ def growth(rank, world_size):
     old = [bool(view.eq(step + 0.5 * (1 - rank)).all()) for step, view in enumerate(views, 1)]
     mapped = Path("/proc/self/maps").read_text().count("pkb-symm")
     views.clear()
-    return old, mapped, Path("/proc/self/maps").read_text().count("pkb-symm"), len(os.listdir("/proc/self/fd"))
+    return old, mapped, Path("/proc/self/maps").read_text().count("pkb-symm"), len(os.listdir("/proc/self/fd")) - before
 
 
 def test_replaced_buffers_stay_mapped_while_held_and_are_unmapped_afterwards():
     for old, mapped, left, open_files in run(2, growth):
         assert old == [True] * 20
         assert mapped >= 20 and left == 0
-        assert open_files < 40
+        assert open_files < 10
 
 
 def dropped(rank, world_size):
