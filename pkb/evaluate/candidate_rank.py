@@ -94,12 +94,15 @@ class Contestant:
         self._answer(output, inputs)
         return {"seconds": seconds, "storages": reuse}
 
-    def do_burst(self, order: list[int], late_ms: float, delay_us: float, changed: list[int], whole: int) -> dict[str, Any]:
+    def do_burst(
+        self, order: list[int], late_ms: float, delay_us: float, changed: list[int], whole: int, observe: bool = False
+    ) -> dict[str, Any]:
         """Back-to-back calls without host synchronisation; outputs consumed in stream order, inputs overwritten at once.
 
         order: index of the received set for each call. late_ms: this rank's delay before each call (random up to it).
         delay_us: longest random delay at the barriers of ``pkb.symm``. changed: inputs that belong to every answer because the
-        problem changes them. whole: the call whose answer holds all inputs.
+        problem changes them. whole: the call whose answer holds all inputs. observe: also see what reaches torch.distributed's
+        process groups below its functions.
         """
         symm.set_delay(delay_us)
         self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
@@ -110,7 +113,8 @@ class Contestant:
             inputs = self.seat.ready(tree.clone(self.sets[index]))
             if late_ms:
                 time.sleep(dice.random() * late_ms / 1e3)
-            output = self.solve(*inputs)
+            with traffic.Observer(self.account) if observe else contextlib.nullcontext():
+                output = self.solve(*inputs)
             kept = [x if call == whole or i in changed else None for i, x in enumerate(inputs)]
             answers.append([_plain(output), _plain(kept)])
             _overwrite(inputs)
@@ -119,6 +123,10 @@ class Contestant:
         wire.send_tree(self.link, answers)
         self.sets = []
         return {"calls": len(order), **self.account.take()}
+
+    def do_account(self) -> dict[str, Any]:
+        """What torch.distributed was asked to move since this was last asked."""
+        return self.account.take()
 
     def do_sets(self) -> dict[str, Any]:
         """Receive the input sets of the next blocks."""
@@ -129,25 +137,29 @@ class Contestant:
     def do_block(self, first: int, count: int, renew: bool, copy: bool) -> dict[str, Any]:
         """Run ``count`` calls from set ``first`` on (around the end, with copies of inputs where ``renew``, of outputs where ``copy``).
 
-        Every call's answer is kept until ``do_answers`` asks for some; says whether outputs shared memory.
+        Every call's answer is kept until ``do_answers`` asks for some.
         """
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
         nanoseconds, outputs = self.seat.block(self.solve, chosen, copy)
         self.done = list(zip(outputs, chosen, strict=True))
-        places = [{t.untyped_storage().data_ptr() for t in _tensors(o) if t.nbytes} for o in outputs]
-        return {"ns": nanoseconds, "shared": sum(map(len, places)) > len(set().union(*places))}
+        return {"ns": nanoseconds}
 
     def do_answers(self, calls: list[int], changed: list[int]) -> dict[str, Any]:
-        """Hand over these calls' answers. changed: which inputs belong to an answer because the problem changes them."""
+        """Hand over these calls' answers, and say whether outputs of the block shared memory.
+
+        changed: which inputs belong to an answer because the problem changes them.
+        """
         answers = []
         for call in calls:
             output, inputs = self.done[call]
             answers.append([_plain(output), _plain([x if i in changed else None for i, x in enumerate(inputs)])])
-        wire.send_tree(self.link, answers)
+        if calls:
+            wire.send_tree(self.link, answers)
+        places = [{t.untyped_storage().data_ptr() for t in _tensors(o) if t.nbytes} for o, _ in self.done]
         self.done = []
-        return {"handed": len(calls)}
+        return {"handed": len(calls), "shared": sum(map(len, places)) > len(set().union(*places))}
 
     def do_profile(self, warmup: int) -> dict[str, Any]:
         """Call once on each input set, after the first ``warmup`` under torch.profiler; leave the trace in this rank's folder."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pkb.evaluate.channels import Moved
 from pkb.problem import Cost
 
 METADATA_FLOOR, METADATA_CAP = 4 << 10, 64 << 10
+SILENCE = 64  # bytes per rank and call on a network that nobody uses: keep-alive packets of idle connections
 
 
 @dataclass(frozen=True)
@@ -19,27 +21,34 @@ class Traffic:
     fault: str
 
 
-def assess(policy: str, replies: Sequence[dict[str, Any]], calls: int, carried: float | None, cost: Cost) -> Traffic:
+def assess(policy: str, replies: Sequence[Mapping[str, Any]], calls: int, moved: Moved, cost: Cost) -> Traffic:
     """Judge the traffic of ``calls`` settled calls under a policy.
 
-    replies: each rank's own account of its torch.distributed calls. carried: bytes per rank and call on the group's private
-    loopback interface, by the kernel's counter; None without a private network.
+    replies: each rank's own account of its torch.distributed calls. moved: what the kernel counted outside of the ranks.
     """
     limit = min(METADATA_CAP, max(METADATA_FLOOR, 0.01 * cost.sent_bytes))
-    told = max((int(r.get("sent_bytes", 0)) for r in replies), default=0) // calls
+    told = max((int(r.get("sent_bytes", 0)) for r in replies), default=0) // max(1, calls)
     floats = sorted({str(op) for r in replies for op in r.get("float_ops", [])})
-    moved = sorted({str(op) for r in replies for op in r.get("ops", [])})
-    found = max(told, int(carried or 0) if (carried or 0) > limit else 0)
+    used = sorted({str(op) for r in replies for op in r.get("ops", [])})
+    network, written = int(moved.network or 0), int(moved.written or 0)
+    found = max(told, network if network > limit else 0)
     if policy == "any":
         return Traffic(found, "")
-    if policy == "none" and (moved or found > limit):
-        return Traffic(found, f"rule collectives=none: {', '.join(moved) or 'unseen traffic'} moved {found} bytes per call")
+    if moved.sockets:
+        return Traffic(found, f"rule sockets: {moved.sockets} Unix sockets in use between or within ranks while calls ran")
+    if written - network > limit:
+        return Traffic(
+            found, f"rule files: {written} bytes per rank and call written to files or pipes; {limit:.0f} are allowed"
+        )
+    if policy == "none" and (used or network > SILENCE):
+        what = ", ".join(used) or "the network interface"
+        return Traffic(max(found, network), f"rule collectives=none: {what} moved {max(told, network)} bytes per rank and call")
     if floats:
         return Traffic(
             found, f"rule collectives=metadata: {', '.join(floats)} moved floating-point tensors ({told} bytes per call)"
         )
     if found > limit:
-        source = ", ".join(moved) if told > limit else "the network interface"
+        source = ", ".join(used) if told > limit else "the network interface"
         return Traffic(
             found, f"rule collectives=metadata: {source} moved {found} bytes per rank and call; {limit:.0f} are allowed"
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pkb.errors import HarnessError
-from pkb.evaluate import handed, watch, wire
+from pkb.evaluate import channels, handed, watch, wire
 from pkb.evaluate.sandbox import Policy
 
 #: What rank processes may inherit; everything else (keys, credentials, paths of the user) stays out.
@@ -307,18 +307,14 @@ class RankGroup:
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def loopback_bytes(self) -> int | None:
-        """Bytes that the group's private loopback interface has carried; None where it has no private network."""
+    def counters(self) -> channels.Counters:
+        """What the group has moved through the kernel so far; empty where it has no private network. Raises GroupFailed."""
         if self.level != "namespaces":
-            return None
+            return channels.Counters()
         try:
-            with open(f"/proc/{self.pid}/net/dev") as file:
-                for line in file:
-                    if line.strip().startswith("lo:"):
-                        return int(line.split(":")[1].split()[8])
+            return channels.counters(self.pid)
         except OSError:
             raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
-        return None
 
     def memory_ran_out(self) -> bool:
         """Whether the group was ended for its memory: by its init, which watches it, or by the kernel since the group began."""

@@ -18,7 +18,7 @@ from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.config import Config
 from pkb.draw import trial_key
-from pkb.evaluate import bound, diagnosis, integrity, profiling, timing
+from pkb.evaluate import bound, channels, diagnosis, integrity, profiling, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.problem import VARIANTS, Cost
@@ -75,11 +75,11 @@ class Session:
                 self._stress()
                 traffic = self._traffic()
             with self._stage(Stage.TIMING):
-                self._time()
+                timed = self._time()
             self.stage = Stage.DONE
-            if traffic.fault:
+            if fault := traffic.fault or timed.fault:
                 self.fields["measured"] = str(Verdict.CORRECT)
-                raise Ended(Verdict.FORBIDDEN, traffic.fault)
+                raise Ended(Verdict.FORBIDDEN, fault)
             if self.job.purpose == FEEDBACK:
                 self._profile()
             return self.result(Verdict.CORRECT, "")
@@ -215,36 +215,40 @@ class Session:
         assert self.group is not None
         calls = self._burst_calls(2, 8)
         self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls)
-        before = self._loopback_bytes()
-        replies = self._candidate(
-            self.config.evaluation.limits.call_seconds * 2,
-            Verdict.RUNTIME_ERROR,
-            do="burst",
-            late_ms=0.0,
-            delay_us=0.0,
-            order=[0] * calls,
-            changed=self._changed(),
-            whole=-1,
-        )
-        after = self._loopback_bytes()
+        before = self._counters()
+        with channels.SocketWatch(self.group.pid, self.job.device != "cpu") as sockets:
+            replies = self._candidate(
+                self.config.evaluation.limits.call_seconds * 2,
+                Verdict.RUNTIME_ERROR,
+                do="burst",
+                late_ms=0.0,
+                delay_us=0.0,
+                order=[0] * calls,
+                changed=self._changed(),
+                whole=-1,
+                observe=True,
+            )
+        after = self._counters()
         self._judged()
-        carried = None if before is None or after is None else (after - before) / calls / self.job.world_size
-        cost = self._cost()
-        told = [{k: _count(r.get(k)) if k == "sent_bytes" else _texts(r.get(k)) for k in _ACCOUNT} for r in replies]
-        traffic = integrity.assess(self.config.integrity.collectives, told, calls, carried, cost)
+        traffic = self._assess(replies, calls, before, after, sockets.count)
         self.fields["collective_bytes"] = traffic.bytes_per_call
         return traffic
 
-    def _time(self) -> None:
+    def _time(self) -> integrity.Traffic:
+        """Time the candidate, and watch what it moves meanwhile: it may behave otherwise than in the burst that was looked at."""
         settings = self.config.evaluation
         if not settings.timing.enabled:
-            return
+            return integrity.Traffic(0, "")
         assert self.group is not None
         self.before_timing()
-        with self._faults(Verdict.RUNTIME_ERROR):
+        before = self._counters()
+        sockets = channels.SocketWatch(self.group.pid, self.job.device != "cpu", channels.GENTLE_S)
+        with self._faults(Verdict.RUNTIME_ERROR), sockets:
             found = timing.measure(
                 self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
             )
+        after = self._counters()
+        replies = self._candidate(settings.limits.call_seconds, Verdict.RUNTIME_ERROR, do="account")
         if found.wrong:
             self._diagnose(found.wrong_call, when="timed")
             raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
@@ -262,6 +266,7 @@ class Session:
         if found.candidate_ms < least and not self.fields.get("shared_device"):
             what = f"{found.candidate_ms:.3g} ms per call, less than the {least:.3g} ms that no machine can beat"
             raise Ended(Verdict.TAMPERING, f"rule physical-bound: {what}")
+        return self._assess(replies, found.run, before, after, sockets.count)
 
     def _profile(self) -> None:
         """Add where the time goes; a candidate that falls over its profile has its verdict already."""
@@ -310,10 +315,18 @@ class Session:
         with self._faults(on_raise):
             return self.group.ask(seconds, per_rank, **command)
 
-    def _loopback_bytes(self) -> int | None:
+    def _assess(
+        self, replies: list[dict[str, Any]], calls: int, before: channels.Counters, after: channels.Counters, sockets: int
+    ) -> integrity.Traffic:
+        own_network = self.group is not None and self.group.level == "namespaces"
+        moved = channels.between(before, after, calls, self.job.world_size, sockets if own_network else 0)
+        told = [{k: _count(r.get(k)) if k == "sent_bytes" else _texts(r.get(k)) for k in _ACCOUNT} for r in replies]
+        return integrity.assess(self.config.integrity.collectives, told, calls, moved, self._cost())
+
+    def _counters(self) -> channels.Counters:
         assert self.group is not None
         with self._faults(Verdict.RUNTIME_ERROR):
-            return self.group.loopback_bytes()
+            return self.group.counters()
 
     @contextmanager
     def _faults(self, on_raise: Verdict) -> Iterator[None]:

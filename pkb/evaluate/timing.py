@@ -25,15 +25,16 @@ from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.evaluate.stats import median_interval
 from pkb.problem import TIMING_TRIAL
 
-PROTOCOL = 3
+PROTOCOL = 4
 #: Before a block: on a busy machine the kernel keeps back processes that have just worked, and reference ranks have, on the inputs.
 REST_SECONDS = {"cpu": 0.01, "cuda": 0.0}
 BLOCK_SECONDS = 0.02  # long against the start of a block, short against drifting clocks
 SETS_BYTES = {"cpu": 128 << 20, "cuda": 4 << 30}  # memory for the input sets of one block, per rank
 MOST_SETS = 64
-EMPTY_BLOCKS = 5
 JUDGED = 2  # calls of a block whose answers are judged
 HANDED_BYTES = 8 << 20  # a block whose sets fit is handed over whole, so that even then nobody knows which calls are judged
+HANDOVERS = 6.0  # a candidate may take so many times as long to hand over its answers as trusted ranks do
+DOUBT = 2.0  # what the worst of the reference's blocks hides is taken this many times before anybody is accused
 UNSEEN = 0.5  # share of its own time by which a candidate's clock may lag behind the parent's in every block
 
 
@@ -48,6 +49,7 @@ class Timing:
     candidate_ms: float
     pairs: int
     calls: int
+    run: int = 0  # all calls of the candidate, warm-up included
     wrong: str = ""  # a judged timed call that was wrong
     wrong_call: int = -1  # which of the calls judged last that was
     suspicious: str = ""  # the candidate's own clock ran behind the parent's
@@ -63,7 +65,7 @@ class Blocks:
     deadline_s: float
     changed: list[int]  # inputs that the problem changes, by position
     copy: bool = False  # outputs are copied in stream order
-    shared: bool = False  # the candidate's outputs have shared memory in some block
+    ran: int = 0  # calls of the candidate so far
 
     def run(self, side: str, first: int, count: int, renew: bool, answers: Sequence[int] = ()) -> tuple[float, float, float]:
         """One block of ``count`` calls: seconds of the slowest rank; on the parent's clock, until every rank said that it was done,
@@ -79,7 +81,7 @@ class Blocks:
             start, replies = group.go(self.deadline_s)
             said = time.perf_counter_ns() - start
             if side == "candidate":
-                self.shared = self.shared or any(r.get("shared") is True for r in replies)
+                self.ran += count
                 if answers:
                     self.reference.tell(do="collect", calls=len(answers))
                     group.ask(self.deadline_s, do="answers", calls=list(answers), changed=self.changed)
@@ -136,8 +138,8 @@ def measure(
         fresh(min(8, most))
     with part("warmup"):
         per_call = {side: _warm(blocks, side, min(8, most), settings) for side in ("candidate", "reference")}
-    blocks.copy = blocks.shared
-    empty = statistics.median(blocks.run("candidate", 0, 0, False)[1] for _ in range(EMPTY_BLOCKS))
+    told = candidate.ask(limits.timing_seconds, do="answers", calls=[], changed=[])
+    blocks.copy = any(r.get("shared") is True for r in told)
     wanted = max(math.ceil(timing.iterations / timing.blocks), math.ceil(BLOCK_SECONDS / max(per_call.values(), default=1e-3)))
     typical = max(1, min(most, wanted))
     all_fit = 1.25 * typical * set_bytes <= HANDED_BYTES
@@ -145,13 +147,9 @@ def measure(
         float(r["seconds"])
         for r in reference.ask(limits.timing_seconds, do="handover", calls=typical if all_fit else min(JUDGED, typical))
     )
-    ratios: list[float] = []
-    took: dict[str, list[float]] = {"reference": [], "candidate": []}
-    # per block, seconds on the parent's clock that the candidate's own does not account for: until it said that it was done,
-    # and until its answers were there
-    unseen: list[float] = []
-    late: list[float] = []
-    calls = 0
+    took: dict[str, list[float]] = {"reference": [], "candidate": []}  # seconds per call on the ranks' own clocks
+    gaps: dict[str, list[float]] = {"reference": [], "candidate": []}  # seconds on the parent's clock beyond them, per block
+    counts: list[int] = []
     for pair in range(timing.blocks):
         if pair >= 3 and time.monotonic() > end:
             break
@@ -166,20 +164,23 @@ def measure(
             with part("blocks"):
                 own, said, arrived = blocks.run(side, 0, count, False, handed)
             took[side].append(own / count)
-            if side == "candidate":
-                unseen.append((said - own - empty) / own)
-                late.append((arrived - own - 2 * (empty + handover)) / own)
-        calls += count
+            gaps[side].append(max(said, arrived - HANDOVERS * handover if side == "candidate" else 0.0) - own)
+        counts.append(count)
         with part("judge"):
             answers = reference.ask(limits.timing_seconds, do="judge_block", first=0, calls=handed, judged=judged)
         found = [r for r in answers if not r["right"]]
         if found:
             detail = f"a timed call was answered wrongly: {found[0]['detail']}"
-            return Timing(0, 0, 0, 0, 0, pair + 1, calls, wrong=detail, wrong_call=int(found[0]["call"]))
-        ratios.append(took["reference"][-1] / took["candidate"][-1])
+            return Timing(0, 0, 0, 0, 0, pair + 1, sum(counts), wrong=detail, wrong_call=int(found[0]["call"]))
+    # what the machine itself hides shows in the reference's blocks, whose clock is honest; what goes beyond the worst of them is
+    # added to the candidate's time, and if it goes far beyond in every block, the candidate's clock lies
+    worst = max(gaps["reference"])
+    blocks_seen = list(zip(gaps["candidate"], took["candidate"], counts, strict=True))
+    hidden = min((gap - DOUBT * worst) / (own * count) for gap, own, count in blocks_seen)
+    took["candidate"] = [own + max(0.0, gap - worst) / count for gap, own, count in blocks_seen]
+    ratios = [r / c for r, c in zip(took["reference"], took["candidate"], strict=True)]
     suspicious = ""
-    hidden = max(min(unseen), min(late))
-    if hidden > UNSEEN:  # a busy machine delays some blocks; a clock that lies is behind in every one of them
+    if hidden > UNSEEN:
         suspicious = f"in every block, {hidden:.0%} or more of the candidate's own time passed without its clock showing it"
     middle, low, high = median_interval(ratios, timing.bootstrap)
     return Timing(
@@ -189,7 +190,8 @@ def measure(
         1e3 * statistics.median(took["reference"]),
         1e3 * statistics.median(took["candidate"]),
         len(ratios),
-        calls,
+        sum(counts),
+        blocks.ran,
         suspicious=suspicious,
         evidence={
             "block_calls": typical,

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+import torch.utils._pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Functions of torch.distributed that send tensor data, and which argument they send.
 SENDERS = {
@@ -37,11 +39,12 @@ class Account:
         self.sent, self.ops, self.floats = 0, set[str](), set[str]()
         self._lock = threading.Lock()
 
-    def note(self, op: str, payload: Any) -> None:
+    def note(self, op: str, payload: Any, count: bool = True) -> None:
+        """count: add the bytes, unless they have been added where the operation was called."""
         tensors = [payload] if isinstance(payload, torch.Tensor) else [t for t in payload or [] if isinstance(t, torch.Tensor)]
         with self._lock:
             self.ops.add(op)
-            self.sent += sum(t.nbytes for t in tensors)
+            self.sent += sum(t.nbytes for t in tensors) if count else 0
             if any(t.is_floating_point() or t.is_complex() for t in tensors):
                 self.floats.add(op)
 
@@ -50,6 +53,35 @@ class Account:
             found = {"sent_bytes": self.sent, "ops": sorted(self.ops), "float_ops": sorted(self.floats)}
             self.sent, self.ops, self.floats = 0, set(), set()
         return found
+
+
+class Observer(TorchDispatchMode):
+    """Notes the operations that reach process groups through the dispatcher: methods of groups, functional collectives, C++."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self._account = account
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation imports torch's compiler, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, name = func.namespace, func.__name__.split(".")[0].rstrip("_")
+        if namespace in ("c10d", "_c10d_functional", "c10d_functional") and name not in _MOVES_NOTHING:
+            self._account.note(f"{namespace}.{name}", _first_tensors(args), count=False)
+        return func(*args, **(kwargs or {}))
+
+
+_MOVES_NOTHING = ("barrier", "monitored_barrier", "wait_tensor")
+
+
+def _first_tensors(args: Any) -> list[torch.Tensor]:
+    for arg in args:
+        found = [t for t in torch.utils._pytree.tree_leaves(arg) if isinstance(t, torch.Tensor)]
+        if found:
+            return found
+    return []
 
 
 def install(account: Account) -> None:

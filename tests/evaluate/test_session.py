@@ -136,7 +136,10 @@ def test_the_policy_any_allows_collectives(node, reference):
 
 
 def test_a_clock_that_stands_still_is_tampering(node, allreduce):
-    source = "import time\ntime.perf_counter_ns = lambda: 0\n" + allreduce
+    busy = (
+        "\nright = solution\ndef solution(tensor):\n    torch.ones(400, 400) @ torch.ones(400, 400)\n    return right(tensor)\n"
+    )
+    source = "import time\ntime.perf_counter_ns = lambda: 0\n" + allreduce + busy
     found = node.judge(source, 1, "evaluation.timing.enabled=true", "evaluation.timing.blocks=4", "evaluation.timing.warmup=20")
     assert (found.verdict, found.stage) == (Verdict.TAMPERING, Stage.TIMING), found.detail
     assert "rule outside-clock" in found.detail
