@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ def assess(policy: str, replies: Sequence[Mapping[str, Any]], calls: int, moved:
     """
     limit = min(METADATA_CAP, max(METADATA_FLOOR, 0.01 * cost.sent_bytes))
     told = max((int(r.get("sent_bytes", 0)) for r in replies), default=0) // max(1, calls)
-    floats = sorted({str(op) for r in replies for op in r.get("float_ops", [])})
-    used = sorted({str(op) for r in replies for op in r.get("ops", [])})
+    floats = _outermost(op for r in replies for op in r.get("float_ops", []))
+    used = _outermost(op for r in replies for op in r.get("ops", []))
     network, written = int(moved.network or 0), int(moved.written or 0)
     found = max(told, network if network > limit else 0)
     if policy == "any":
@@ -53,3 +53,9 @@ def assess(policy: str, replies: Sequence[Mapping[str, Any]], calls: int, moved:
             found, f"rule collectives=metadata: {source} moved {found} bytes per rank and call; {limit:.0f} are allowed"
         )
     return Traffic(found, "")
+
+
+def _outermost(names: Iterable[Any]) -> list[str]:
+    """The operations in order; those below torch.distributed's functions (``c10d.allreduce``) only where no function was called."""
+    found = sorted({str(n) for n in names})
+    return [n for n in found if "." not in n] or found

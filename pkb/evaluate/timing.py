@@ -138,7 +138,7 @@ def measure(
         fresh(min(8, most))
     with part("warmup"):
         per_call = {side: _warm(blocks, side, min(8, most), settings) for side in ("candidate", "reference")}
-    told = candidate.ask(limits.timing_seconds, do="answers", calls=[], changed=[])
+    told = candidate.ask(limits.timing_seconds, do="answers", calls=[], changed=changed)
     blocks.copy = any(r.get("shared") is True for r in told)
     wanted = max(math.ceil(timing.iterations / timing.blocks), math.ceil(BLOCK_SECONDS / max(per_call.values(), default=1e-3)))
     typical = max(1, min(most, wanted))
