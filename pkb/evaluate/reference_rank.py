@@ -59,6 +59,7 @@ class Bench:
         self.theirs: list[tuple[Any, list[Any]]] = []
         self.calls: list[diagnose.Call] = []  # those judged last, in order: what a diagnosis needs
         self.right: dict[int, tuple[Any, compare.Judgement]] = {}  # this candidate's latest right answer to each trial
+        self.seconds: dict[str, float] = {}  # of a call, by problem and shape
         self.plain: compare.Expected | None = None  # a plain trial's, whose calibration timed calls use
 
     def do_attach(self) -> dict[str, Any]:
@@ -81,19 +82,23 @@ class Bench:
 
     def do_expect(self, trial: int, key: str) -> dict[str, Any]:
         """Draw a trial and compute what is expected, unless that is known already."""
-        name = f"{self.problem.name}/{self.shape}/{trial}/{key}"
+        name = f"{self._place()}{trial}/{key}"
         hit = name in self.cache
         if not hit:
             inputs = self._draw(trial, key)
             self.cache[name] = compare.expect(self.problem, inputs, self._run, self.seat.device)
         self.cache.move_to_end(name)
-        while sum(e.nbytes for e in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
-            self.cache.popitem(last=False)
+        for other in [
+            n for n in self.cache if not n.startswith(self._place())
+        ]:  # this problem's own trials are needed to the end
+            if sum(e.nbytes for e in self.cache.values()) > CACHE_BYTES:
+                del self.cache[other]
         expected = self.cache[name]
         if trial % len(problems.VARIANTS) == 0:
             self.plain = expected
         error = compare.reference_error(expected)
-        return {"hit": hit, "bytes": expected.nbytes, "set_bytes": expected.set_bytes, "error": error}
+        seconds = self.seconds[self._place()]
+        return {"hit": hit, "bytes": expected.nbytes, "set_bytes": expected.set_bytes, "error": error, "seconds": seconds}
 
     def do_exchange(self, trial: int, key: str) -> dict[str, Any]:
         """Send the trial's inputs to the counterpart, wait for its answer, judge it."""
@@ -213,16 +218,24 @@ class Bench:
 
     def _run(self, inputs: list[Any]) -> tuple[Any, Any]:
         live = self.seat.ready(inputs)
+        start = time.perf_counter()
         output = self.solve(*live)
         self.seat.synchronize()
+        seconds = time.perf_counter() - start
+        # on a GPU the first call compiles and connects; on a host, the slowest tells how busy it is
+        choose = max if self.seat.device == "cpu" else min
+        self.seconds[self._place()] = choose(seconds, self.seconds.get(self._place(), seconds))
         return tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, live)
+
+    def _place(self) -> str:
+        return f"{self.problem.name}/{self.shape}/"
 
     def _draw(self, trial: int, key: str) -> list[Any]:
         ctx = self.problem.context(self.shape, self.seat.rank, trial, bytes.fromhex(key), self.seat.device)
         return list(self.problem.make_inputs(ctx))
 
     def _expected(self, trial: int, key: str) -> compare.Expected:
-        return self.cache[f"{self.problem.name}/{self.shape}/{trial}/{key}"]
+        return self.cache[f"{self._place()}{trial}/{key}"]
 
     def _receive(self, expected_bytes: int) -> Any:
         return wire.receive_tree(self._link(), ANSWER_FACTOR * expected_bytes + ANSWER_SLACK)

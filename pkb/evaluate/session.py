@@ -27,6 +27,7 @@ from pkb.verdict import Stage, Verdict
 
 LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a call
 RANDOM_DELAY_US = 300
+PATIENCE = 10.0  # times the reference's own time, where that is more than evaluation.limits.call_seconds
 BURST_BYTES = 1 << 30  # of answers of one burst, per rank
 
 
@@ -52,6 +53,7 @@ class Session:
     group: RankGroup | None = None
     stage: Stage = Stage.CHECK
     set_bytes: int = 0
+    reference_seconds: float = 0.0  # of a reference call, slowest rank
     seconds: dict[str, float] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -139,6 +141,7 @@ class Session:
             known = self._trusted(do="expect", trial=trial, key=self._key(trial))
             self.set_bytes = max(self.set_bytes, *(int(k["set_bytes"]) for k in known))
             error = max(error, *(float(k["error"]) for k in known))
+            self.reference_seconds = max(float(k["seconds"]) for k in known)
         self.fields["extra"]["reference_error"] = error
 
     def _load(self, build: Build) -> None:
@@ -162,13 +165,11 @@ class Session:
 
     def _trials(self) -> None:
         """Each trial alone: one call from a common start, every output and input compared on every rank."""
-        limits = self.config.evaluation.limits
         worst, storages = 0.0, []
         for trial in range(self.config.evaluation.trials):
             self.reference.tell(do="exchange", trial=trial, key=self._key(trial))
-            # the first call may build extensions and meet: the build's limit is part of its deadline
-            seconds = limits.call_seconds + (limits.build_seconds if trial == 0 else 0)
-            replies = self._candidate(seconds if trial else self._first_deadline(), Verdict.RUNTIME_ERROR, do="call")
+            seconds = self._deadline(1) if trial else self._first_deadline()
+            replies = self._candidate(seconds, Verdict.RUNTIME_ERROR, do="call")
             storages.append([_numbers(r.get("storages")) for r in replies])
             worst = max(worst, self._verdict_of(self._judged(), trial))
             self.fields.update(trials=trial + 1, max_error=worst)
@@ -190,7 +191,7 @@ class Session:
             keys = [self._key(t) for t in trials_now]
             self.reference.tell(do="burst", trials=trials_now, keys=keys, order=order_now)
             self._candidate(
-                self.config.evaluation.limits.call_seconds * 2,
+                2 * self._deadline(len(order_now)),
                 Verdict.RUNTIME_ERROR,
                 per_rank=lambda rank, s=slowed: {"late_ms": LATE_MS if rank == s else 0.0},
                 do="burst",
@@ -218,7 +219,7 @@ class Session:
         before = self._counters()
         with channels.SocketWatch(self.group.pid, self.job.device != "cpu") as sockets:
             replies = self._candidate(
-                self.config.evaluation.limits.call_seconds * 2,
+                2 * self._deadline(calls),
                 Verdict.RUNTIME_ERROR,
                 do="burst",
                 late_ms=0.0,
@@ -383,10 +384,14 @@ class Session:
         """How many calls of a burst are kept and compared: ``most``, or as many as BURST_BYTES hold."""
         return max(least, min(most, BURST_BYTES // max(1, self.set_bytes)))
 
+    def _deadline(self, calls: int) -> float:
+        """Seconds after which calls that have not come back are a deadlock: far more than the reference needs for as many."""
+        return max(self.config.evaluation.limits.call_seconds, PATIENCE * calls * self.reference_seconds)
+
     def _first_deadline(self) -> float:
-        limits = self.config.evaluation.limits
+        """The first call may build extensions: then their limit is part of its deadline."""
         dynamic = any(word in self.job.source for word in ("cpp_extension", "compile_cuda_extension", "triton"))
-        return limits.call_seconds + (limits.build_seconds if dynamic else 0.0)
+        return self._deadline(1) + (self.config.evaluation.limits.build_seconds if dynamic else 0.0)
 
     def _verdict_of(self, judged: list[dict[str, Any]], trial: int) -> float:
         where = f"trial {trial} ({VARIANTS[trial % len(VARIANTS)]})"

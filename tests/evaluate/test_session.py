@@ -158,6 +158,14 @@ def solution(tensor): return tensor
     assert found.build_log.startswith(found.detail[:40])
 
 
+def test_slow_problems_get_more_time_before_a_call_is_a_deadlock(node, allreduce, monkeypatch):
+    """evaluation.limits.call_seconds is meant for quick calls; here it is shorter than any call."""
+    monkeypatch.setattr("pkb.evaluate.session.PATIENCE", 1e4)  # this machine may be very busy
+    slow = allreduce.replace("def solution(tensor):", "import time\ndef solution(tensor):\n    time.sleep(0.002)")
+    found = node.judge(slow, 1, "evaluation.limits.call_seconds=0.01", "size.M=4096", "size.N=512")
+    assert found.verdict is Verdict.CORRECT, found.detail
+
+
 def test_a_returned_persistent_buffer_is_no_fault_and_is_noted(node, allreduce):
     source = (
         allreduce.replace("    return out.reshape", "    return keep(out).reshape")
