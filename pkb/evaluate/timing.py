@@ -26,7 +26,7 @@ from pkb.evaluate.stats import median_interval
 from pkb.problem import TIMING_TRIAL
 
 PROTOCOL = 4
-#: Before a block: on a busy machine the kernel keeps back processes that have just worked, and reference ranks have, on the inputs.
+#: Before a block: on a busy machine, processes that have just worked are slower at first, and reference ranks have, on the inputs.
 REST_SECONDS = {"cpu": 0.01, "cuda": 0.0}
 BLOCK_SECONDS = 0.02  # long against the start of a block, short against drifting clocks
 SETS_BYTES = {"cpu": 128 << 20, "cuda": 4 << 30}  # memory for the input sets of one block, per rank
