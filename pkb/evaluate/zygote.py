@@ -30,6 +30,8 @@ _ROLES = {
 def main(control_fd: int) -> None:
     """Serve fork requests until the evaluator closes its end (or dies)."""
     sandbox.die_with_parent()
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        sandbox.keep_to_itself()  # and what it forks; CUDA's ranks must be able to take each other's handles
     import torch
     import torch.distributed._symmetric_memory
     import torch.utils.cpp_extension  # imported ahead, so that forked ranks need not
@@ -94,6 +96,7 @@ def _init(request: dict[str, Any], policy: sandbox.Policy, group: socket.socket,
     """Pid 1 of the group: fork the ranks, reap, freeze and thaw on request, end with the control socket."""
     sandbox.die_with_parent()
     sandbox.furnish(policy)
+    sandbox.keep_to_itself()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
