@@ -51,5 +51,5 @@ def test_nothing_is_left_behind_without_namespaces(weak):
 
 def test_less_isolation_than_required_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: "process")
-    with pytest.raises(UserError, match="sandbox.require=namespaces"):
+    with pytest.raises(UserError, match=r"sandbox\.require=namespaces"):
         Evaluator(config.load(["sandbox.require=namespaces"]))
