@@ -112,8 +112,9 @@ def run(monkeypatch):
         clock = Clock(log)
         monkeypatch.setattr(timing, "time", clock)
         right = candidate.pop("right", lambda block: True)
+        honest = candidate.pop("reference_says", lambda true_ns, block: true_ns)
         call = lambda ms: ms if callable(ms) else lambda second: ms  # noqa: E731
-        reference = Group("reference", clock, log, call(reference_ms), right=right)
+        reference = Group("reference", clock, log, call(reference_ms), says=honest, right=right)
         group = Group("candidate", clock, log, call(candidate_ms), **candidate)
         settings = config.load(["evaluation.timing.bootstrap=200", *overrides]).evaluation
         found = timing.measure(reference, group, settings, lambda trial: f"{trial:064x}", set_bytes, list(changed), "cpu")
@@ -228,6 +229,13 @@ def test_a_clock_that_lags_in_every_block_is_suspicious(run):
     found, _ = run(candidate_ms=2.0, says=lambda true_ns, block: true_ns // 2)
     assert "own time passed without its clock showing it" in found.suspicious
     assert found.evidence["unseen_share"] > 0.9
+
+
+def test_a_slow_block_of_the_reference_excuses_a_lying_clock_but_buys_it_no_speed(run):
+    stalled = lambda true_ns, block: true_ns // 50 if block % 7 == 0 else true_ns  # noqa: E731  time passed unseen, now and then
+    found, _ = run(candidate_ms=2.0, says=lambda true_ns, block: max(1, true_ns // 1000), reference_says=stalled)
+    assert found.suspicious == ""
+    assert found.speedup == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_clock_that_lags_in_some_blocks_only_is_a_busy_machine(run):
