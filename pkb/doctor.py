@@ -83,7 +83,16 @@ def _sandbox() -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError) as error:
         return {"level": "process", "why_not_namespaces": str(error)}
     said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
-    return {"level": "namespaces"} if said == "namespaces" else {"level": "process", "why_not_namespaces": said}
+    if said == "namespaces":
+        return {"level": "namespaces"}
+    return {"level": "process", "why_not_namespaces": said, "closed_folders": _closed_folders()}
+
+
+def _closed_folders() -> list[str]:
+    """Folders that keep the user whom candidates run as, where root starts them, from Python's own files."""
+    from pkb.evaluate import node, sandbox
+
+    return sorted(set(sandbox.closed_ancestors(node.needed()))) if os.getuid() == 0 else []
 
 
 def _gpus() -> list[dict[str, Any]]:
@@ -135,4 +144,8 @@ def _missing(found: dict[str, Any]) -> list[str]:
         advice.append("GPUs: none is visible; everything runs on CPU ranks (device=cpu)")
     if found["sandbox"]["level"] != "namespaces":
         advice.append("namespaces: candidates are isolated less; run as root or allow unprivileged user namespaces")
+        advice += [
+            f"{folder}: candidates, which run as another user, import Python's modules from below it and may not pass; chmod o+x {folder}"
+            for folder in found["sandbox"].get("closed_folders", [])
+        ]
     return advice

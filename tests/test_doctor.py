@@ -18,9 +18,9 @@ def test_what_is_missing_comes_with_what_needs_it():
         "packages": {**found["packages"], "ray": None},
         "compilers": {"cxx": None, "nvcc": None, "ninja": False},
         "gpus": [{"name": "GPU"}],
-        "sandbox": {"level": "process", "why_not_namespaces": "refused"},
+        "sandbox": {"level": "process", "why_not_namespaces": "refused", "closed_folders": ["/root"]},
     }
     advice = "\n".join(doctor._missing(bare))
-    for word in ("pkb sweep needs it", "install g++", "install the CUDA toolkit", "user namespaces"):
+    for word in ("pkb sweep needs it", "install g++", "install the CUDA toolkit", "user namespaces", "chmod o+x /root"):
         assert word in advice
     assert "GPUs: none" not in advice

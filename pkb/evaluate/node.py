@@ -209,7 +209,7 @@ class Evaluator:
             level=self.level,
             scratch=os.fspath(scratch),
             hidden=self._hidden(),
-            keep=_needed(),
+            keep=needed(),
             memory_bytes=min(limits.memory_bytes, int(MOST_OF_MEMORY * watch.available_bytes())),
             processes=limits.processes,
             file_bytes=limits.scratch_bytes,
@@ -311,6 +311,7 @@ class Evaluator:
         """What no candidate may see: homes, the references and their tests, run directories."""
         package = Path(pkb.__file__).resolve().parent
         folders = [Path.home(), Path("/root"), Path("/home"), problems.problems_root()]
+        folders += [Path(entry, "pkb", "_data", "problems") for entry in sys.path]  # what was installed beside this checkout
         if (package.parent / "pyproject.toml").is_file():
             folders.append(package.parent)  # a checkout: everything beside the package
         if self.log_dir is not None:
@@ -350,7 +351,7 @@ def _devices(config: Config, given: Sequence[int] | None) -> tuple[list[int], bo
     return [present[r % len(present)] for r in range(config.ranks)], True
 
 
-def _needed() -> list[str]:
+def needed() -> list[str]:
     """Folders that Python, torch and this package are loaded from."""
     found = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.abspath(pkb.__file__))}
     found |= {

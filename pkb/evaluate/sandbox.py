@@ -123,7 +123,7 @@ def furnish(policy: Policy) -> None:
             _mount(None, point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     scratch = os.path.realpath(policy.scratch)
     kept = {path: os.open(path, os.O_PATH) for path in [*map(os.path.realpath, policy.keep), scratch] if os.path.isdir(path)}
-    hidden = [os.path.realpath(p) for p in (*_PRIVATE, *policy.hidden, *_closed_ancestors(kept)) if os.path.isdir(p)]
+    hidden = [os.path.realpath(p) for p in (*_PRIVATE, *policy.hidden, *closed_ancestors(kept)) if os.path.isdir(p)]
     outer: list[str] = []
     for folder in sorted(dict.fromkeys(hidden), key=len):
         if not any(_inside(folder, above) for above in [*kept, *outer]):
@@ -175,8 +175,8 @@ def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _closed_ancestors(paths: Iterable[str]) -> list[str]:
-    """Folders on the way to ``paths`` that another user may not pass (a home directory, as a rule): covered, then reopened."""
+def closed_ancestors(paths: Iterable[str]) -> list[str]:
+    """Folders on the way to ``paths`` that another user may not pass (a home directory, as a rule)."""
     found = []
     for path in paths:
         parts = path.strip("/").split("/")

@@ -53,3 +53,10 @@ def test_less_isolation_than_required_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: "process")
     with pytest.raises(UserError, match=r"sandbox\.require=namespaces"):
         Evaluator(config.load(["sandbox.require=namespaces"]))
+
+
+def test_references_installed_beside_the_checkout_are_hidden(node, tmp_path, monkeypatch):
+    copy = tmp_path / "pkb" / "_data" / "problems"
+    copy.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(copy) in node.evaluator._hidden()
