@@ -140,6 +140,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     def __init__(self, connections: int) -> None:
         self._ssl = httpx.create_ssl_context()
+        self._proxies = urllib.request.getproxies()
         self._number = -(-connections // POOL_SIZE)
         self._pools: dict[str | None, list[_Pool]] = {}
 
@@ -189,8 +190,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     def _pool(self, url: httpx.URL) -> _Pool:
         """The least busy pool for this address."""
-        proxies = urllib.request.getproxies()
-        proxy = proxies.get(url.scheme) or proxies.get("all")
+        proxy = self._proxies.get(url.scheme) or self._proxies.get("all")
         if proxy and urllib.request.proxy_bypass(url.host):
             proxy = None
         if proxy not in self._pools:
