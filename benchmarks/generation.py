@@ -27,6 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+MODELS = ["gpt-5.6", "gpt-5.5", "gpt-5.4-mini", "gpt-5"]  # names that litellm knows, as in a real sweep; nobody is called
 CODE = "```python\ndef solution(tensor):\n    return tensor\n```\n"
 
 
@@ -95,10 +96,12 @@ async def ask(options: argparse.Namespace, url: str, spool: Path) -> dict[str, A
     from pkb.generate.models import Model, Prices
     from pkb.records import AttemptKey
 
-    models = [Model(f"m{i}", f"openai/m{i}", api_base=url, prices=Prices(1, 2)) for i in range(options.models)]
+    models = [Model(name, f"openai/{name}", api_base=url, prices=Prices(1, 2)) for name in MODELS[: options.models]]
     client = Client(GenerationConfig(max_in_flight=options.in_flight, max_rate_limited=1000), models, spool=spool)
     warm = [{"role": "user", "content": "question 0"}]
-    await client.generate(models[0], AttemptKey("warm", "m0", "001_allreduce", 0), warm)  # litellm imports on the first call
+    await client.generate(
+        models[0], AttemptKey("warm", models[0].name, "001_allreduce", 0), warm
+    )  # litellm imports on the first call
     memory: list[float] = []
     padding = "p" * options.prompt_bytes
     places = asyncio.Semaphore(options.in_flight)  # as the driver does: no more coroutines than calls
