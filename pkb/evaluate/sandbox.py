@@ -249,9 +249,12 @@ def signal_group(policy: Policy, ranks: list[int], number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, number)
         return
-    for pid in {*ranks, *_descendants(os.getpid())}:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    reached: set[int] = set()
+    while missed := {*ranks, *_descendants(os.getpid())} - reached:  # some are born while one looks
+        for pid in missed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        reached |= missed
 
 
 def end_descendants() -> None:
@@ -287,8 +290,11 @@ def _descendants(pid: int) -> list[int]:
     queue = [pid]
     while queue:
         parent = queue.pop()
+        tasks: list[str] = []
         with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{parent}/task"):
+            tasks = os.listdir(f"/proc/{parent}/task")
+        for task in tasks:
+            with contextlib.suppress(OSError):  # threads end while one looks
                 with open(f"/proc/{parent}/task/{task}/children") as file:
                     children = [int(c) for c in file.read().split()]
                 found += children

@@ -328,10 +328,12 @@ with Evaluator(c) as evaluator:
 """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdout.readline() == b"running\n"
-        everything = descendants(process.pid)
-        assert len(everything) >= 9, "a zygote, a reference group and a candidate group"
-        process.kill()
+        try:
+            assert process.stdout.readline() == b"running\n"
+            everything = descendants(process.pid)
+            assert len(everything) >= 9, "a zygote, a reference group and a candidate group"
+        finally:
+            process.kill()
         wait_until_gone(everything)
     left = list(tmp_path.glob("pkb-node-*"))
     assert len(left) == 1
