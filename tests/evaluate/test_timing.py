@@ -233,7 +233,9 @@ def test_a_clock_that_lags_in_every_block_is_suspicious(run):
 
 def test_a_slow_block_of_the_reference_excuses_a_lying_clock_but_buys_it_no_speed(run):
     stalled = lambda true_ns, block: true_ns // 50 if block % 7 == 0 else true_ns  # noqa: E731  time passed unseen, now and then
-    found, _ = run(reference_ms=4.0, candidate_ms=2.0, says=lambda true_ns, block: max(1, true_ns // 1000), reference_says=stalled)
+    found, _ = run(
+        reference_ms=4.0, candidate_ms=2.0, says=lambda true_ns, block: max(1, true_ns // 1000), reference_says=stalled
+    )
     assert found.suspicious == ""
     assert found.speedup == pytest.approx(2.0, rel=0.1)
 
