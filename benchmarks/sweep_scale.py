@@ -74,11 +74,11 @@ async def throughput(run: Path, options: argparse.Namespace) -> dict[str, Any]:
         samples: list[tuple[int, float]] = []
         sampling = asyncio.create_task(_sample(progress, samples))
         await fleet.open()
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.process_time()
         try:
             await driver.run()
         finally:
-            seconds = time.monotonic() - started
+            seconds, cpu = time.monotonic() - started, time.process_time() - cpu
             sampling.cancel()
             await fleet.close()
             await client.close()
@@ -89,6 +89,7 @@ async def throughput(run: Path, options: argparse.Namespace) -> dict[str, Any]:
         "judged": int(judged.sum()),
         "seconds": round(seconds, 1),
         "attempts_per_second": round(plan.total / seconds, 1),
+        "driver_cpu_ms_per_attempt": round(1000 * cpu / plan.total, 2),
         "memory_mib": {f"at {done}": round(mib) for done, mib in samples[:: max(1, len(samples) // 10)]},
         "memory_mib_most": round(max(mib for _, mib in samples)),
         "rows_per_part": {"parts": len(sizes), "most": max(sizes), "least": min(sizes)},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -213,6 +214,7 @@ AT_LEAST_ONE = (
 )
 
 
+@functools.cache
 def conf_root() -> Path:
     """Where conf/ lies: beside the package (checkout) or inside it (wheel)."""
     here = Path(__file__).resolve().parent

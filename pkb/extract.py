@@ -7,6 +7,7 @@ without a fence the text itself, if it is Python. An answer that was cut off is 
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ MOST_TRIED = 20  # ends tried for one block: a hostile answer must not cost minu
 STATEMENT = re.compile(r"^(?:import\s+\w|from\s+[\w.]+\s+import\b|def\s+\w+\s*\(|class\s+\w+|@\w|#|\"\"\"|''')")
 
 
+@functools.lru_cache(maxsize=64)
 def extract(answer: str, truncated: bool) -> Extraction:
     """The candidate in ``answer``; ``truncated`` says that the provider cut it off (finish reason ``length``)."""
     text = answer.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

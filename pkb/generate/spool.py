@@ -26,8 +26,12 @@ class Spool:
         if not identity.exists():
             identity.write_text(secrets.token_hex(8))
         self.identity = identity.read_text()
-        for part in folder.glob("*.part"):  # of a process that was killed while one arrived
-            part.unlink(missing_ok=True)
+        self._kept: dict[str, set[Path]] = {}  # by question; the folder is this process's alone
+        for path in folder.iterdir():
+            if path.suffix == ".part":  # of a process that was killed while one arrived
+                path.unlink(missing_ok=True)
+            elif path.suffix == ".http":
+                self._kept.setdefault(_question(path), set()).add(path)
 
     def path(self, question: str, request: bytes) -> Path:
         """Where the response to this question, asked with this very request, is kept."""
@@ -56,12 +60,17 @@ class Spool:
                 data = data.replace(key, b"*" * len(key))
             part.write_bytes(data)
         os.replace(part, path)
+        self._kept.setdefault(_question(path), set()).add(path)
 
     def holds(self, question: str) -> bool:
         """Whether a response to this question is kept, whatever exactly was sent."""
-        return any(self._folder.glob(f"{question}-*.http"))
+        return question in self._kept
 
     def discard(self, question: str) -> None:
         """Forget what is kept for a question."""
-        for path in self._folder.glob(f"{question}-*"):
+        for path in self._kept.pop(question, ()):
             path.unlink(missing_ok=True)
+
+
+def _question(path: Path) -> str:
+    return path.name.rpartition("-")[0]

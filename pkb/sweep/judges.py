@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pkb.config import Config
 from pkb.errors import HarnessError
+from pkb.evaluate.build import Build
 from pkb.records import Evaluation, Generation, Job
 from pkb.sweep import static
 from pkb.sweep.backend import Backend, Node, NodeLost
@@ -18,9 +19,6 @@ from pkb.sweep.progress import Progress
 from pkb.sweep.recorder import Recorder, log_path, of_attempt
 from pkb.sweep.suspicion import Suspicion
 from pkb.verdict import Stage, Verdict
-
-if TYPE_CHECKING:
-    from pkb.evaluate.build import Build
 
 #: How long a node that failed its canary rests before it is asked again.
 QUARANTINE_SECONDS = 60.0
@@ -89,6 +87,9 @@ class Judges:
 
     async def _build(self, item: Waiting) -> Evaluation | None:
         """Compile what the candidate needs; None when it can be run, else the verdict."""
+        if static.nothing_to_build(item.job.source):
+            item.build = Build("", True)
+            return None
         while True:
             began = self._progress.clock()
             try:

@@ -21,6 +21,7 @@ from pkb.sweep.ray_process import receive, send
 
 CONNECT_SECONDS = 180.0
 CLOSE_SECONDS = 15.0
+EXIT_SECONDS = 2.0
 RETRY_SECONDS = 3.0
 #: How long a new connection is tried for, at least, after Ray was lost.
 RECONNECT_SECONDS = 120.0
@@ -32,6 +33,10 @@ ENVIRONMENT = (
     "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
     "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED",
 )  # fmt: skip
+
+
+#: Ray's own settings, unless the user has others: no reports to its makers, and patience on a machine that is busy.
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "150"}
 
 
 class RayNode:
@@ -135,7 +140,7 @@ class RayBackend:
         root = os.fspath(Path(__file__).resolve().parents[2])
         kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith("RAY_")}
         kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        kept.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        kept = {**SETTINGS, **kept}
         log: IO[bytes]
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
@@ -154,7 +159,7 @@ class RayBackend:
         except TimeoutError:
             message = ("ended", f"no connection to Ray within {CONNECT_SECONDS:.0f} s; see {self._log}")
         except (asyncio.IncompleteReadError, ConnectionError):
-            message = ("ended", f"the process that talks to Ray ended with {await self._end()}; see {self._log}")
+            message = ("ended", f"the process that talks to Ray ended with {await self._end(EXIT_SECONDS)}; see {self._log}")
         if message[0] == "open":
             self._connected.set()
             return reader

@@ -46,8 +46,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     except UserError as error:
         send(writer, "refused", str(error))
         return
-    except HarnessError as error:
-        send(writer, "ended", str(error))
+    except Exception as error:  # Ray's own have no common base
+        send(writer, "ended", " ".join(f"{type(error).__name__}: {error}".split())[:500])
         return
     send(writer, "open")
     nodes: dict[int, FleetNode] = {}

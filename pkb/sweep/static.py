@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from pkb import candidate
 from pkb.config import Config
 from pkb.evaluate.build import Build
@@ -42,8 +44,19 @@ def without_code(generation: Generation, config: Config) -> Evaluation | None:
 
 def by_text(source: str, problem: str, config: Config) -> Evaluation | None:
     """The verdict that a candidate's text alone decides; None when it has to be run."""
-    found = candidate.check(source, problem)
+    found = _check(source, problem)
     return None if found is None else outcome(problem, config, found[0], found[1], Stage.CHECK)
+
+
+@functools.lru_cache(maxsize=256)
+def _check(source: str, problem: str) -> tuple[Verdict, str] | None:
+    """Attempts of one model at one problem are often the same text."""
+    return candidate.check(source, problem)
+
+
+def nothing_to_build(source: str) -> bool:
+    """Whether the text names none of the functions that ``pkb.evaluate.build`` looks for."""
+    return not any(name in source for name in ("compile_cuda_extension", "load_inline"))
 
 
 def by_build(build: Build, problem: str, config: Config) -> Evaluation | None:

@@ -23,7 +23,7 @@ def source(problem, text=""):
     from pkb import problem as known
 
     names = ", ".join(p.name for p in known.load(problem).parameters())
-    return f"# {text}\ndef solution({names}):\n    return None\n"
+    return f"# {text}\n# load_inline\ndef solution({names}):\n    return None\n"
 
 
 class Generator:
