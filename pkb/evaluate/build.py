@@ -236,6 +236,7 @@ _KEPT_VARIABLES = (
     "TORCH_CUDA_ARCH_LIST",
     "LD_LIBRARY_PATH",
     "CPATH",
+    "PKB_OWNER",  # as in ``ranks``: a killed builder's compilers are found by it
 )
 
 

@@ -40,6 +40,7 @@ ENVIRONMENT = (
     "NVSHMEM_DISABLE_NVLS",
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
+    "PKB_OWNER",  # the actor that all this belongs to, so that its successor finds what it left
 )
 LOG_HEAD, LOG_TAIL = 64 << 10, 64 << 10
 PIPE_BYTES = 1 << 20  # as much as an unprivileged pipe may hold: who prints a lot waits less for the reader

@@ -1,8 +1,9 @@
 """What an actor does before it takes work: forget credentials, and remove what a killed predecessor left behind.
 
 Ray does not reap the processes that a killed actor had started. So every actor marks itself and, through its environment, all
-its descendants with its own identity (pid and start time, which no later process can share), and keeps its temporary files in a
-folder of that name. A new actor removes whatever bears the mark of an owner that no longer lives.
+its descendants with its own identity (pid namespace, pid and start time, which no later process can share), and keeps its temporary
+files in a folder of that name. A new actor removes whatever bears the mark of an owner that no longer lives. Of owners in another pid
+namespace, a container on the same machine, it cannot know; it leaves theirs alone.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def kill_orphans(seconds: float = 10.0) -> int:
     seen: set[int] = set()
     deadline = time.monotonic() + seconds
     while True:
-        orphans = [pid for pid, owner in _marked() if not _alive(owner)]
+        orphans = [pid for pid, owner in _marked() if _dead(owner)]
         if not orphans or time.monotonic() > deadline:
             return len(seen)
         for pid in orphans:
@@ -67,7 +68,7 @@ def remove_folders() -> int:
     """Remove the temporary folders of dead owners; returns how many there were."""
     count = 0
     for folder in _root().glob(f"{_PREFIX}*"):
-        if not _alive(folder.name.removeprefix(_PREFIX)):
+        if _dead(folder.name.removeprefix(_PREFIX)):
             shutil.rmtree(folder, ignore_errors=True)
             count += 1
     return count
@@ -107,14 +108,19 @@ def _marked() -> list[tuple[int, str]]:
 
 
 def _identity(pid: int) -> str:
-    """pid and start time (clock ticks since boot) of a process; empty when there is none."""
+    """Namespace, pid and start time (clock ticks since boot) of a process of our own pid namespace; empty when there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else f"{pid}-{fields[19]}"
+    return "" if fields[0] in "ZX" else f"{_namespace()}-{pid}-{fields[19]}"
 
 
-def _alive(identity: str) -> bool:
-    pid = identity.split("-", 1)[0]
-    return pid.isdigit() and _identity(int(pid)) == identity
+def _namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _dead(identity: str) -> bool:
+    """Whether this owner is known not to live any more."""
+    match = re.fullmatch(r"(\d+)-(\d+)-\d+", identity)
+    return match is not None and match[1] == _namespace() and _identity(int(match[2])) != identity
