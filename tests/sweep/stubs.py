@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pkb.config import Config
 from pkb.evaluate.build import Build
-from pkb.records import Evaluation, Generation
+from pkb.records import AttemptKey, Evaluation, Generation
 from pkb.store import run as runs
 from pkb.store.writer import RunStore
 from pkb.sweep import plan as plans
@@ -122,6 +122,10 @@ class Backend:
         pass
 
 
+def key(attempt=0):
+    return AttemptKey("run", "m1", PROBLEMS[0], attempt)
+
+
 def evaluation(job, verdict=Verdict.CORRECT):
     stage = Stage.DONE if verdict is Verdict.CORRECT else Stage.CORRECTNESS
     return Evaluation(
@@ -142,7 +146,7 @@ async def session(run, config, generator, backend, conversation=single_shot, sto
 
     stop: awaited with the driver's task; the task is cancelled when it returns.
     """
-    runs.write(run, config)
+    runs.write(run, config, {"problems": list(PROBLEMS)})
     with RunStore(run) as store:
         plan = plans.make(run, runs.read(run)["run"], config.models, problems, config.attempts, config.agent)
         store.supersede("generations", plan.retry_generations)
