@@ -6,11 +6,13 @@ litellm's form of the answer is used for its text; the outcome follows the provi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pkb.generate import failures, library
+from pkb.generate.facts import count, mapping
 from pkb.generate.failures import Failure, Kind
 from pkb.generate.wire import Exchange
 from pkb.verdict import GenerationStatus
@@ -57,6 +59,8 @@ class Answer:
 
 def judge(reply: Reply, record: Exchange) -> Answer:
     """The answer in a reply; raises Failure when there is none in it that a model could be judged by."""
+    if not reply.text.strip():
+        reply = of_document(record) or reply
     facts = record.facts
     if record.recorded and (failure := failures.of_record(record)):
         raise failure
@@ -83,21 +87,59 @@ def _status(finish: str, refusal: str, text: str, usage: Mapping[str, Any]) -> G
     return GenerationStatus.TRUNCATED if finish in LENGTH else GenerationStatus.OK
 
 
+def of_document(record: Exchange) -> Reply | None:
+    """The answer in a complete document of OpenAI's form that litellm does not take, and which is paid for all the same.
+
+    Seen: content in parts, counts that are no integers, a document although a stream was asked for. None when there is no text.
+    """
+    if not record.complete or record.status != 200 or record.streamed:
+        return None
+    try:
+        data = mapping(json.loads(record.body))
+    except (ValueError, RecursionError):
+        return None
+    choices = data.get("choices")
+    first = mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    message = mapping(first.get("message"))
+    text = text_of(message.get("content"))
+    if not text.strip():
+        return None
+    return Reply(
+        text=text,
+        reasoning=text_of(message.get("reasoning_content")),
+        finish_reason=text_of(first.get("finish_reason")),
+        refusal=text_of(message.get("refusal")),
+        usage=mapping(data.get("usage")),
+        response_id=text_of(data.get("id")),
+    )
+
+
+def text_of(content: Any) -> str:
+    """Content as text: providers may send a list of parts."""
+    if isinstance(content, list):
+        return "".join(text_of(part) for part in content if isinstance(part, dict))
+    if isinstance(content, dict):
+        return text_of(content.get("text"))
+    return "" if content is None else str(content)
+
+
 def count_tokens(reply: Reply, record: Exchange) -> dict[str, Any]:
     """Tokens by kind: prompt_tokens (cached_tokens among them), completion_tokens (reasoning_tokens among them).
 
-    ``estimated``: the provider sent no counts, so these are a tokenizer's, or zeros. ``raw``: what it sent.
+    ``estimated``: the provider sent no counts, or none for a text that it did send, so these are a tokenizer's, or zeros. ``raw``:
+    what it sent.
     """
     usage, raw = reply.usage, record.facts.usage
-    counted = bool(raw) if record.recorded else bool(usage.get("total_tokens"))
-    details = usage.get("prompt_tokens_details") or {}
-    completion = usage.get("completion_tokens_details") or {}
+    details, completion = mapping(usage.get("prompt_tokens_details")), mapping(usage.get("completion_tokens_details"))
     tokens = {
-        "prompt_tokens": int(usage.get("prompt_tokens") or 0),
-        "cached_tokens": int(details.get("cached_tokens") or 0),
-        "completion_tokens": int(usage.get("completion_tokens") or 0),
-        "reasoning_tokens": int(completion.get("reasoning_tokens") or 0),
+        "prompt_tokens": count(usage.get("prompt_tokens")),
+        "cached_tokens": count(details.get("cached_tokens")),
+        "completion_tokens": count(usage.get("completion_tokens")),
+        "reasoning_tokens": count(completion.get("reasoning_tokens")),
     }
+    counted = bool(raw) if record.recorded else bool(usage.get("total_tokens"))
+    if counted and not tokens["completion_tokens"] and (reply.text.strip() or reply.reasoning.strip()):
+        counted = False
     if not counted:
         tokens["completion_tokens"] = estimate_tokens(reply.text) + estimate_tokens(reply.reasoning)
     return {**tokens, "estimated": not counted, **({"raw": raw} if raw else {})}

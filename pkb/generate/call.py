@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from pkb.generate.answer import Reply
+from pkb.generate.answer import Reply, text_of
 from pkb.generate.models import Model
 
 
@@ -49,10 +49,10 @@ def _reply(response: Any) -> Reply:
     choices = getattr(response, "choices", None) or []
     message = choices[0].message if choices else None
     return Reply(
-        text=_text(getattr(message, "content", None)),
-        reasoning=_text(getattr(message, "reasoning_content", None)),
+        text=text_of(getattr(message, "content", None)),
+        reasoning=text_of(getattr(message, "reasoning_content", None)),
         finish_reason=str((choices[0].finish_reason if choices else "") or ""),
-        refusal=_text(getattr(message, "refusal", None)),
+        refusal=text_of(getattr(message, "refusal", None)),
         usage=_usage(response),
         response_id=str(getattr(response, "id", "") or ""),
     )
@@ -74,8 +74,8 @@ async def _collect(stream: Any, idle_seconds: float) -> Reply:
             response_id = response_id or str(getattr(chunk, "id", "") or "")
             usage = _usage(chunk) or usage
             for choice in (chunk.choices or [])[:1]:
-                text.append(_text(getattr(choice.delta, "content", None)))
-                reasoning.append(_text(getattr(choice.delta, "reasoning_content", None)))
+                text.append(text_of(getattr(choice.delta, "content", None)))
+                reasoning.append(text_of(getattr(choice.delta, "reasoning_content", None)))
                 finish = choice.finish_reason or finish
     finally:
         close = getattr(stream, "aclose", None)
@@ -87,10 +87,3 @@ async def _collect(stream: Any, idle_seconds: float) -> Reply:
 def _usage(response: Any) -> dict[str, Any]:
     usage = getattr(response, "usage", None)
     return usage.model_dump(exclude_none=True) if usage is not None else {}
-
-
-def _text(content: Any) -> str:
-    """Content as text: providers may send a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)

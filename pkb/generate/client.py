@@ -22,7 +22,7 @@ from pkb.config import BudgetConfig, GenerationConfig
 from pkb.errors import UserError
 from pkb.extract import extract
 from pkb.generate import failures, library, replay
-from pkb.generate.answer import Answer, judge
+from pkb.generate.answer import Answer, judge, of_document
 from pkb.generate.budget import Budget, Spent
 from pkb.generate.call import call, parameters_of
 from pkb.generate.facts import tokens_of
@@ -170,15 +170,19 @@ class Client:
         try:
             async with deadline:
                 reply = await call(self._litellm, model, question.messages, arguments)
+            return judge(reply, record)
+        except Failure:
+            raise
         except Exception as error:
             if isinstance(error, TimeoutError):
                 late = f"no answer within {model.timeout_seconds:g} s"
                 silent = f"the stream was silent for {model.idle_seconds:g} s"
                 raise Failure(Kind.TIMEOUT, late if deadline.expired() else silent) from None
+            if (found := of_document(record)) is not None:
+                return judge(found, record)
             raise failures.of_exception(error, record) from None
         finally:
             question.sent = record.request if record.recorded else parameters_of(model)
-        return judge(reply, record)
 
     def _arguments(self, question: _Question) -> dict[str, Any]:
         model = question.model

@@ -6,6 +6,7 @@ Read from the three shapes there are (OpenAI's, Anthropic's, Gemini's), as one d
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 _TELLING = re.compile(
     rb'"(?:finish_reason|stop_reason|finishReason|blockReason|refusal)"\s*:\s*"|"(?:usage|usageMetadata|error)"\s*:\s*[{"]|"type"\s*:\s*"message_stop"'
 )
+
+#: More in one call is no number of tokens.
+MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,8 @@ class Facts:
 def facts_of_json(body: bytes) -> Facts:
     """Facts of a response that is one document."""
     try:
-        data = json.loads(body)
-    except ValueError:
+        data = json.loads(body, parse_constant=lambda word: None)  # NaN has no place in the row's JSON
+    except (ValueError, RecursionError):
         return Facts()
     if isinstance(data, list) and len(data) == 1:  # Gemini sends errors so
         data = data[0]
@@ -51,8 +55,8 @@ def read_event(facts: Facts, data: bytes) -> Facts:
     if facts.valid and not _TELLING.search(data):
         return facts
     try:
-        event = json.loads(data)
-    except ValueError:
+        event = json.loads(data, parse_constant=lambda word: None)
+    except (ValueError, RecursionError):
         return facts
     if not isinstance(event, dict):
         return facts
@@ -82,30 +86,30 @@ def _facts(data: dict[str, Any]) -> Facts:
         "content_block_stop",
         "ping",
     )
-    return Facts(valid=known, usage=_mapping(data.get("usage")), error=error)
+    return Facts(valid=known, usage=mapping(data.get("usage")), error=error)
 
 
 def _openai(data: dict[str, Any], error: Any) -> Facts:
     choices = [c for c in data["choices"] if isinstance(c, dict)]
     first = choices[0] if choices else {}
-    message = _mapping(first.get("message")) or _mapping(first.get("delta"))
+    message = mapping(first.get("message")) or mapping(first.get("delta"))
     return Facts(
         valid=True,
         choices=len(choices),
         finish_reason=str(first.get("finish_reason") or ""),
         refusal=str(message.get("refusal") or ""),
-        usage=_mapping(data.get("usage")),
+        usage=mapping(data.get("usage")),
         error=error or first.get("error"),
     )
 
 
 def _anthropic(data: dict[str, Any], error: Any) -> Facts:
-    inner = _mapping(data.get("message")) or _mapping(data.get("delta")) or data
+    inner = mapping(data.get("message")) or mapping(data.get("delta")) or data
     return Facts(
         valid=True,
         choices=1,
         finish_reason=str(inner.get("stop_reason") or ""),
-        usage={**_mapping(inner.get("usage")), **_mapping(data.get("usage"))},
+        usage={**mapping(inner.get("usage")), **mapping(data.get("usage"))},
         error=error,
     )
 
@@ -113,31 +117,46 @@ def _anthropic(data: dict[str, Any], error: Any) -> Facts:
 def _gemini(data: dict[str, Any], error: Any) -> Facts:
     candidates = [c for c in data.get("candidates") or [] if isinstance(c, dict)]
     finish = str(candidates[0].get("finishReason") or "") if candidates else ""
-    blocked = str(_mapping(data.get("promptFeedback")).get("blockReason") or "")
+    blocked = str(mapping(data.get("promptFeedback")).get("blockReason") or "")
     return Facts(
         valid=True,
         choices=len(candidates),
         finish_reason=finish or blocked,
-        usage=_mapping(data.get("usageMetadata")),
+        usage=mapping(data.get("usageMetadata")),
         error=error,
     )
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> dict[str, Any]:
+    """The value when it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
+def count(value: Any) -> int:
+    """A provider's number of tokens; 0 for what cannot be one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return int(number) if math.isfinite(number) and 0 <= number <= MOST_TOKENS else 0
+
+
 def tokens_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Tokens by kind out of a usage object in any of the three shapes; kinds as in ``answer.count_tokens``."""
+    """Tokens by kind out of a usage object in any of the three shapes; kinds as in ``answer.count_tokens``.
+
+    Anthropic counts cached input apart from the rest, Gemini thoughts apart from the answer.
+    """
 
     def first(*names: str) -> int:
-        return next((int(usage[n]) for n in names if isinstance(usage.get(n), int | float)), 0)
+        return next((count(usage[n]) for n in names if usage.get(n) is not None), 0)
 
-    details = _mapping(usage.get("prompt_tokens_details"))
-    completion = _mapping(usage.get("completion_tokens_details"))
+    details, completion = mapping(usage.get("prompt_tokens_details")), mapping(usage.get("completion_tokens_details"))
+    read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
+    apart = read + written if "input_tokens" in usage else 0
+    thoughts = count(usage.get("thoughtsTokenCount"))
     return {
-        "prompt_tokens": first("prompt_tokens", "input_tokens", "promptTokenCount"),
-        "cached_tokens": int(details.get("cached_tokens") or 0),
-        "completion_tokens": first("completion_tokens", "output_tokens", "candidatesTokenCount"),
-        "reasoning_tokens": int(completion.get("reasoning_tokens") or 0),
+        "prompt_tokens": first("prompt_tokens", "input_tokens", "promptTokenCount") + apart,
+        "cached_tokens": count(details.get("cached_tokens")) or read or count(usage.get("cachedContentTokenCount")),
+        "completion_tokens": first("completion_tokens", "output_tokens", "candidatesTokenCount") + thoughts,
+        "reasoning_tokens": count(completion.get("reasoning_tokens")) or thoughts,
     }

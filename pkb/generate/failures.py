@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -96,7 +97,8 @@ def of_error(error: Any, headers: httpx.Headers) -> Failure:
     """The failure that an error object inside a successful response is; its own code decides."""
     body = json.dumps(error) if not isinstance(error, str) else error
     found = error if isinstance(error, dict) else {}
-    code = next((found[k] for k in ("code", "status", "status_code", "http_status") if str(found.get(k, "")).isdigit()), None)
+    codes = (str(found.get(k, "")) for k in ("code", "status", "status_code", "http_status"))
+    code = next((c for c in codes if re.fullmatch("[0-9]+", c)), None)
     words = " ".join(str(found.get(k, "")) for k in ("type", "code", "status"))
     message = _message(body) or body[:300]
     if code is not None and 400 <= int(code) < 600:
@@ -209,6 +211,7 @@ def _one_line(error: BaseException) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None

@@ -125,6 +125,59 @@ def test_an_outage_that_lasts_is_a_provider_error_with_all_tries_counted(streame
     assert found.cost_usd is None and found.source is None
 
 
+#: Paid answers in a form that no client library takes.
+ODD = [
+    ("content in parts", completion([{"type": "text", "text": CODE}]), 40),
+    ("counts with fractions", completion(usage={**USAGE, "prompt_tokens": 100.5}), 40),
+    ("counts in words", completion(usage={"prompt_tokens": "many", "completion_tokens": {}}), None),
+    ("counts that are no numbers", completion(usage={"prompt_tokens": float("nan"), "completion_tokens": float("inf")}), None),
+    ("counts below zero", completion(usage={"prompt_tokens": -5, "completion_tokens": -5, "total_tokens": -10}), None),
+    ("counts of nothing", completion(usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}), None),
+    ("details in words", completion(usage={**USAGE, "prompt_tokens_details": {"cached_tokens": "some"}}), 40),
+    ("tool calls that are none", completion(CODE, tool_calls="x"), 40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["document", "document-for-a-stream"])
+@pytest.mark.parametrize(("name", "body", "tokens"), ODD, ids=[o[0].replace(" ", "-") for o in ODD])
+def test_an_answer_in_an_odd_form_is_taken_and_not_bought_again(name, body, tokens, streamed):
+    with Server.replying(json_reply(body)) as server:
+        (found,) = ask(model_at(server, stream=streamed))
+    assert (found.status, found.answer, len(server.requests)) == ("ok", CODE, 1)
+    if tokens is None:
+        assert found.usage["estimated"] and found.cost_usd is None and found.usage["completion_tokens"] > 5
+    else:
+        assert found.usage["completion_tokens"] == tokens and found.cost_usd > 0
+    assert json.loads(json.dumps(found.usage, allow_nan=False))
+
+
+NO_ANSWER = [
+    b"[" * 50_000,
+    b'{"choices": null}',
+    b'{"choices": [null]}',
+    b'{"error": {"code": "\u00b2", "message": "two"}}',
+    b'{"error": 5}',
+    b"null",
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["document", "stream"])
+@pytest.mark.parametrize("body", NO_ANSWER, ids=range(len(NO_ANSWER)))
+def test_what_is_no_answer_never_raises(body, streamed):
+    with Server.replying(json_reply(body)) as server:
+        (found,) = ask(model_at(server, stream=streamed))
+    assert found.status is GenerationStatus.PROVIDER_ERROR and found.tries == len(server.requests) == 4
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400", "-5", "soon", ""])
+def test_a_wait_that_is_no_time_is_not_believed(value):
+    with Server.replying(error(429, headers={"retry-after": value}), answer()) as server:
+        (found,) = ask(model_at(server))
+    assert found.status is GenerationStatus.OK and found.tries == 2
+    assert json.dumps(found.usage, allow_nan=False)
+
+
 def test_rate_limits_have_a_bound_of_their_own():
     with Server.replying(*[error(429)] * 5, answer()) as server:
         (found,) = ask(model_at(server))
