@@ -207,10 +207,10 @@ CHOICES = {
 AT_LEAST_ONE = (
     "attempts",
     "evaluation.trials",
+    "evaluation.tries",
     "agent.max_turns",
     "generation.max_in_flight",
     "cluster.lag",
-    "evaluation.tries",
 )
 
 
@@ -393,5 +393,8 @@ def _check(config: Config) -> None:
     for key in AT_LEAST_ONE:
         if value_of(key) < 1:
             raise UserError(f"{key}={value_of(key)}: must be at least 1")
+    for key in keys():
+        if key.startswith(("agent.", "budget.")) and not value_of(key) >= 0:  # NaN too
+            raise UserError(f"{key}={value_of(key)}: must be 0 (no limit) or more")
     if config.ranks < 2:
         raise UserError(f"ranks={config.ranks}: a multi-GPU kernel needs at least 2 ranks; set ranks=2 or more")
