@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from pkb import hardware, prompt
 from pkb.config import Config
+from pkb.errors import UserError
 from pkb.records import AttemptKey, Evaluation, Generation
 from pkb.refine import conversation, feedback
 from pkb.refine.limits import History, best, ending
+
+
+def check_context(config: Config, prompts: Mapping[str, str]) -> None:
+    """Raise UserError when conversations may be no longer than a task alone; prompts: by problem."""
+    name, task = max(prompts.items(), key=lambda item: len(item[1]), default=("", ""))
+    needed, limit = 2 * conversation.tokens(task), config.agent.context_tokens
+    if config.agent.max_turns > 1 and limit < needed:
+        raise UserError(
+            f"agent.context_tokens={limit}: the task of {name} leaves no room for an answer; give at least {needed}"
+        )
 
 
 class Refinement:

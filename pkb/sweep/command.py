@@ -227,7 +227,7 @@ def _check_keys(config: Config, plan: Plan) -> None:
 
 
 def _check_problems(config: Config, problems: Sequence[str]) -> None:
-    """Raise UserError, naming all of them, when problems cannot run with this world size and size."""
+    """Raise UserError, naming all of them, when problems cannot run with this world size and size, or be asked in so many tokens."""
     reasons = []
     for name in problems:
         try:
@@ -237,6 +237,11 @@ def _check_problems(config: Config, problems: Sequence[str]) -> None:
     if reasons:
         more = f" (and {len(reasons) - 1} more like it)" if len(reasons) > 1 else ""
         raise UserError(f"{reasons[0]}{more}; leave it out of problems=[...] or change ranks or size")
+    if config.agent.max_turns > 1:
+        from pkb import prompt
+        from pkb.refine.attempt import check_context
+
+        check_context(config, {name: prompt.render(name, config) for name in problems})
 
 
 def _run_name(run: Path) -> str:

@@ -55,6 +55,12 @@ class Plan:
             for attempt in (~row[p]).nonzero()[0]:
                 yield AttemptKey(self.run, model, problem, int(attempt))
 
+    def begun(self, model: str) -> Iterator[AttemptKey]:
+        """The attempts of a model that have an answer and are not over."""
+        m = self.models.index(model)
+        for p, attempt in zip(*(self.generated[m] & ~self.judged[m]).nonzero(), strict=True):
+            yield AttemptKey(self.run, model, self.problems[p], int(attempt))
+
     def count_to_generate(self, model: str) -> int:
         """How many that are."""
         return int((~self.generated[self.models.index(model)]).sum())

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pkb import config
+from pkb.errors import UserError
 from pkb.records import AttemptKey, Generation
 from pkb.store import run as runs
 from pkb.store.rows import generation_row
@@ -55,6 +56,44 @@ def test_what_is_answered_is_not_counted(models, tmp_path, capsys):
         store.append("generations", [generation_row(Generation(key, GenerationStatus.OK, "p", "h"))])
     found = forecast(capsys, *overrides)
     assert found["total"]["calls"] == 3
+
+
+def test_an_attempt_of_several_turns_takes_between_one_and_all_of_them(models, tmp_path, capsys):
+    overrides = [f"models=[{models}:priced]", "problems=[1,2]", "attempts=5", f"run_dir={tmp_path}/run", "agent.max_turns=4"]
+    (model,) = forecast(capsys, *overrides)["models"]
+    assert (model["calls_low"], model["calls"]) == (10, 40)
+    assert model["cost_low_usd"] == pytest.approx(model["prompt_tokens_low"] * 2e-6 + 10 * 1000 * 1e-5)
+    assert model["cost_high_usd"] == pytest.approx(model["prompt_tokens"] * 2e-6 + 40 * 10_000 * 1e-5)
+    assert model["prompt_tokens"] - 4 * model["prompt_tokens_low"] > 10 * (0 + 1 + 2 + 3) * 10_000
+    (tight,) = forecast(capsys, *overrides, "agent.context_tokens=10000")["models"]
+    assert tight["prompt_tokens"] == tight["prompt_tokens_low"] + 30 * 10_000
+
+
+def test_an_attempt_that_has_had_a_turn_may_have_all_but_one_left(models, tmp_path, capsys):
+    run = tmp_path / "run"
+    key = AttemptKey(run.name, "priced", "001_allreduce", 1)
+    overrides = [f"models=[{models}:priced]", "problems=[1,2]", "attempts=2", f"run_dir={run}", "agent.max_turns=4"]
+    with RunStore(run) as store:
+        runs.write(
+            run, config.load(overrides), {"models": [{"name": "priced"}], "problems": ["001_allreduce", "002_allgather"]}
+        )
+        store.append("generations", [generation_row(Generation(key, GenerationStatus.OK, "p", "h"))])
+    total = forecast(capsys, *overrides)["total"]
+    assert (total["calls_low"], total["calls"]) == (3, 3 * 4 + 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("agent.context_tokens=10", "leaves no room for an answer; give at least"),
+        ("agent.patience=-1", r"agent\.patience=-1: must be 0 \(no limit\) or more"),
+        ("agent.max_cost_usd=-0.5", "must be 0"),
+        ("budget.seconds=-1", "must be 0"),
+    ],
+)
+def test_limits_that_nothing_could_keep_are_refused(models, override, words):
+    with pytest.raises(UserError, match=words):
+        dry_run(config.load([f"models=[{models}:priced]", "problems=[1]", "agent.max_turns=2", override]))
 
 
 def test_the_table_names_every_model(models, tmp_path, capsys):
