@@ -270,3 +270,41 @@ def test_the_keys_of_a_million_rows_are_read_in_seconds(tmp_path):
 def test_what_is_no_run_directory_is_said_so(tmp_path):
     with pytest.raises(UserError, match="no run directory"):
         reader.scan(Path(tmp_path / "nowhere"), "evaluations")
+
+
+def by_other_tools(run, **more):
+    """A part as an analyst's own tool writes one: 64-bit numbers, large strings, few columns, no metadata."""
+    import polars as pl
+
+    columns = {"model": ["m", "m"], "problem": [PROBLEM] * 2, "attempt": [0, 1], "verdict": ["correct", "mismatch"]}
+    (run / "evaluations").mkdir(parents=True, exist_ok=True)
+    frame = pl.DataFrame({**columns, "speedup": [2.0, None], **more})
+    frame.drop(c for c, values in more.items() if values is None).write_parquet(run / "evaluations" / "part-000002.parquet")
+
+
+def test_parts_of_other_tools_are_read_beside_our_own(tmp_path):
+    with RunStore(tmp_path) as store:
+        store.append("evaluations", [evaluation(7)])
+    by_other_tools(tmp_path)
+    found = reader.scan(tmp_path, "evaluations").collect().sort("attempt")
+    assert found.select("attempt", "verdict", "speedup", "shared_device", "policy", "measured").rows() == [
+        (0, "correct", 2.0, False, "", None),
+        (1, "mismatch", None, False, "", None),
+        (7, "correct", None, False, "", None),
+    ]
+    assert found.to_arrow().schema.names == EVALUATIONS.names
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"verdict": None}, "has no column verdict"),
+        ({"attempt": ["a", "b"]}, "column attempt is large_string, expected int32"),
+        ({"schema_version": [1, 2]}, "schema version 2, this pkb reads 1; upgrade pkb"),
+        ({"schema_version": [0, 0]}, "schema version 0, this pkb reads 1; read it with the pkb that wrote it"),
+    ],
+)
+def test_parts_that_cannot_be_taken_for_ours_are_refused_by_name(tmp_path, more, said):
+    by_other_tools(tmp_path, **more)
+    with pytest.raises(UserError, match=rf"part-000002\.parquet.* {said}|part-000002\.parquet: {said}"):
+        reader.scan(tmp_path, "evaluations")
