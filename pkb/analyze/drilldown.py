@@ -108,7 +108,7 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: _cut(name, row[name]) for name in _SHOWN if row.get(name) not in (None, "", "{}")}
     for name in _JSON:
         try:
-            shown[name] = json.loads(shown[name])
+            shown[name] = json.loads(shown[name], parse_constant=str)
         except (KeyError, ValueError):
             continue  # absent, or cut: text is shown as it is
     return shown

@@ -25,7 +25,7 @@ def attempts(evaluations: pl.LazyFrame | pl.DataFrame, policy: str = "run") -> p
     """One row per attempt from rows of evaluations, which are one per turn.
 
     Columns: run, model, problem, attempt, verdict, correct, counts (false when only the harness failed), speedup and
-    speedup_low (null unless correct and timed on unshared devices), turns, solved_turn (0-based, null if never).
+    speedup_low (null unless correct, timed on unshared devices, and a positive number), turns, solved_turn (0-based, null if never).
     An attempt of several turns is its best turn: correct, then largest lower end of the speedup's interval, then earliest;
     if none is correct, its last turn. One that no turn solved and where the harness failed at some turn does not count.
     policy: "run" takes verdicts as recorded; "any" puts the verdict that the values alone deserve in place of ``forbidden``.
@@ -37,17 +37,22 @@ def attempts(evaluations: pl.LazyFrame | pl.DataFrame, policy: str = "run") -> p
     if policy == "any":
         told = (verdict == "forbidden") & pl.col("measured").is_not_null()
         verdict = pl.when(told).then(pl.col("measured")).otherwise(verdict).alias("verdict")
-    eligible = (pl.col("verdict") == "correct") & ~pl.col("shared_device")
+    eligible = (pl.col("verdict") == "correct") & ~pl.col("shared_device") & is_ratio("speedup")
     rows = rows.select(*ATTEMPT, "turn", verdict, "speedup", "speedup_low", "shared_device").select(
         *ATTEMPT,
         "turn",
         "verdict",
         correct=pl.col("verdict") == "correct",
         speedup=pl.when(eligible).then(pl.col("speedup").cast(pl.Float64)),
-        speedup_low=pl.when(eligible).then(pl.col("speedup_low").cast(pl.Float64)),
+        speedup_low=pl.when(eligible & is_ratio("speedup_low")).then(pl.col("speedup_low").cast(pl.Float64)),
     )
     several = rows.select((pl.col("turn") > 0).any()).collect().item()
     return _best_turns(rows) if several else _only_turns(rows)
+
+
+def is_ratio(column: str) -> pl.Expr:
+    """Whether a number can be a time, or a ratio of two times. Polars ranks nan above every number, so that it would count as fast."""
+    return pl.col(column).is_finite() & (pl.col(column) > 0)
 
 
 def _only_turns(rows: pl.LazyFrame) -> pl.LazyFrame:

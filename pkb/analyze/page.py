@@ -69,7 +69,8 @@ def page_data(found: Tables, more: Details) -> dict[str, Any]:
     series = [
         {"run": r, "model": m, "label": f"{m} · {r}" if several else m} for r, m in found.counts.select("run", "model").rows()
     ]
-    frames = {name: getattr(found, name) for name in Tables.FRAMES} | {name: getattr(more, name) for name in Details.FRAMES}
+    held = [name for name in Tables.FRAMES if name != "excluded"]  # the list of attempts has these
+    frames = {name: getattr(found, name) for name in held} | {name: getattr(more, name) for name in Details.FRAMES}
     return {
         "runs": [{"run": r.label, "directory": r.path.name, "meta": r.described()} for r in found.runs],
         "ks": list(found.ks),
@@ -81,8 +82,9 @@ def page_data(found: Tables, more: Details) -> dict[str, Any]:
 
 
 def _columns(frame: pl.DataFrame) -> dict[str, list[Any]]:
-    """Columns as lists; numbers with the six digits that a page can show."""
-    short = frame.with_columns(pl.selectors.float().round_sig_figs(6))
+    """Columns as lists; numbers with the six digits that a page can show, those that JSON cannot say as null."""
+    numbers = pl.selectors.float()
+    short = frame.with_columns(pl.when(numbers.is_finite()).then(numbers.round_sig_figs(6)))
     return {name: values.to_list() for name, values in short.to_dict().items()}
 
 

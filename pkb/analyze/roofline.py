@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from pkb import hardware, problem
+from pkb.analyze.metrics import is_ratio
 from pkb.analyze.runs import Run
 from pkb.errors import UserError
 
@@ -69,10 +70,7 @@ def bound(name: str, world_size: int, size: str, dtype: str, machine: hardware.H
 
 def machine_of(run: Run) -> hardware.Hardware:
     """The hardware profile that a run was measured against; raises UserError when its configuration names none that exists."""
-    named = (run.config.get("prompt") or {}).get("hardware", "auto")
-    if named == "auto":
-        named = "cpu" if run.config.get("device") == "cpu" else "h200"
-    return hardware.load(str(named))
+    return hardware.load(run.hardware or "h200")
 
 
 def bounds(run: Run, cases: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
@@ -110,13 +108,13 @@ def roofline(run: Run, evaluations: pl.LazyFrame) -> tuple[pl.DataFrame, pl.Data
     candidates: run, model, problem, attempt, turn, binding, bound_ms, reference_ms, candidate_ms, speedup and utilisation, for
     correct attempts on unshared devices.
     """
-    timed = evaluations.filter(pl.col("reference_ms") > 0, ~pl.col("shared_device"))
+    timed = evaluations.filter(is_ratio("reference_ms"), ~pl.col("shared_device"))
     medians = timed.group_by("run", *CASE).agg(pl.col("reference_ms").median()).collect()
     found, notes = bounds(run, medians)
     references = medians.join(found, on=CASE).with_columns(
         utilisation=pl.col("bound_ms") / pl.col("reference_ms"), headroom=pl.col("reference_ms") / pl.col("bound_ms")
     )
-    right = timed.filter(pl.col("verdict") == "correct", pl.col("candidate_ms") > 0)
+    right = timed.filter(pl.col("verdict") == "correct", is_ratio("candidate_ms"))
     keys = ["run", "model", "problem", "attempt", "turn"]
     candidates = right.join(found.lazy(), on=CASE).with_columns(utilisation=pl.col("bound_ms") / pl.col("candidate_ms"))
     shown = [*keys, "binding", "bound_ms", "reference_ms", "candidate_ms", "speedup", "utilisation"]

@@ -73,6 +73,13 @@ class Run:
         """What torch.distributed may move in this run's candidates: none, metadata or any; empty when not recorded."""
         return str((self.config.get("integrity") or {}).get("collectives", ""))
 
+    @property
+    def hardware(self) -> str:
+        """The hardware profile of the run's prompts, builds and rooflines; empty when the configuration names none."""
+        named = str((self.config.get("prompt") or {}).get("hardware", ""))
+        usual = {"cpu": "cpu", "cuda": "h200"}  # as pkb.hardware.of reads "auto"
+        return usual.get(str(self.config.get("device")), "") if named in ("auto", "") else named
+
     def described(self) -> dict[str, Any]:
         """What run.yaml says, as JSON takes it (dates become text), fit to be published.
 
@@ -103,6 +110,8 @@ def open_run(path: Path | str) -> Run:
     if not path.is_dir():
         raise UserError(f"no run directory {path}; give one that `pkb sweep` has printed")
     meta = read(path)
+    if not isinstance(meta["config"] or {}, dict):
+        raise UserError(f"{path / 'run.yaml'} is no run description (its config is no mapping)")
     return Run(path, str(meta.get("run") or path.resolve().name), meta)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -16,11 +17,12 @@ _KEY = ["model", "problem", "attempt", "turn"]
 
 
 def setting_of(run: Run) -> dict[str, str]:
-    """The run's setting as its configuration states it, for people."""
+    """The run's setting as its configuration states it, for people; ``hardware`` is a profile of conf/hardware."""
     config = run.config
     size = config.get("size") or {}
     dims = "".join(f" {k}={v}" for k, v in sorted((size.get("dims") or {}).items()))
     stated = {
+        "hardware": run.hardware or None,
         "device": config.get("device"),
         "world_size": config.get("ranks"),
         "size": f"{size.get('preset', '')}{dims}" if size else None,
@@ -30,15 +32,29 @@ def setting_of(run: Run) -> dict[str, str]:
     return {k: str(v) for k, v in stated.items() if v is not None}
 
 
-def differences_between(runs: list[Run]) -> list[str]:
-    """One line for each part of the setting in which the runs differ."""
-    settings = [setting_of(r) for r in runs]
+def measured_under(run: Run, evaluations: pl.LazyFrame) -> dict[str, str]:
+    """The run's setting as its rows state it, where they agree; else as configured."""
+    found = _settings_in(evaluations)
+    rows = {k: str(v) for k, v in found.row(0, named=True).items() if v not in (None, "")} if found.height == 1 else {}
+    return setting_of(run) | rows
+
+
+def differences_between(runs: Sequence[Run], measured: Sequence[dict[str, str]]) -> list[str]:
+    """One line for each part of the setting in which the runs differ: by their rows (``measured``), or as configured."""
+    stated = [setting_of(r) for r in runs]
     lines = []
-    for name in SETTING:
-        values = dict.fromkeys(s.get(name, "unknown") for s in settings)
+    for name in ("hardware", *SETTING):
+        told = [dict.fromkeys(s[name] for s in settings if name in s) for settings in (measured, stated)]
+        values = max(told, key=len)
         if len(values) > 1:
             lines.append(f"the runs differ in {name.replace('_', ' ')}: {', '.join(values)}")
     return lines
+
+
+def _settings_in(evaluations: pl.LazyFrame) -> pl.DataFrame:
+    """The distinct settings of the rows of candidates that ran."""
+    ran = ~pl.col("stage").is_in(_NOT_RUN)
+    return evaluations.filter(ran).select(SETTING).unique().sort(SETTING).collect()
 
 
 def apart(run: Run, evaluations: pl.LazyFrame, generations: pl.LazyFrame) -> tuple[pl.LazyFrame, pl.LazyFrame]:
@@ -47,7 +63,7 @@ def apart(run: Run, evaluations: pl.LazyFrame, generations: pl.LazyFrame) -> tup
     Rows that ended before anything ran take the setting of the run's configuration.
     """
     ran = ~pl.col("stage").is_in(_NOT_RUN)
-    found = evaluations.filter(ran).select(SETTING).unique().sort(SETTING).collect()
+    found = _settings_in(evaluations)
     if found.height <= 1:
         return evaluations, generations
     varying = [c for c in SETTING if found[c].n_unique() > 1]

@@ -13,7 +13,7 @@ import polars as pl
 from pkb.analyze import metrics
 from pkb.analyze.bootstrap import differences, estimates
 from pkb.analyze.runs import Run, describe, evaluations, generations, naming_damage, open_runs
-from pkb.analyze.settings import SETTING, apart, differences_between
+from pkb.analyze.settings import SETTING, apart, differences_between, measured_under
 from pkb.verdict import GenerationStatus, Verdict
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Tables:
     categories, projects: as headline, with ``category`` or ``project``. curves: run, model, k, p, value.
     differences: run, model, other_run, other, metric, value, low, high, problems; between runs only if these were measured alike.
     cells: one row per problem: the counts behind it all.
+    excluded: run, model, problem, attempt, reason: the attempts outside all denominators, with the generation's status, or
+        harness_error.
     notes: what was skipped, mixed or left out; each one line.
     """
 
@@ -54,11 +56,13 @@ class Tables:
     curves: pl.DataFrame
     differences: pl.DataFrame
     cells: pl.DataFrame
+    excluded: pl.DataFrame
     notes: tuple[str, ...]
 
     #: The frames that reports carry as data.
     FRAMES: ClassVar[tuple[str, ...]] = (
         *("counts", "headline", "verdicts", "missing", "categories", "projects", "curves", "differences", "cells"),
+        "excluded",
     )
 
 
@@ -70,18 +74,20 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
     runs = open_runs(paths)
     with warnings.catch_warnings(record=True) as caught, naming_damage(runs):
         warnings.simplefilter("always")
-        pairs = [apart(r, _narrow(evaluations(r), _EVALUATION), _narrow(generations(r), _GENERATION)) for r in runs]
+        read = [(r, _narrow(evaluations(r), _EVALUATION), _narrow(generations(r), _GENERATION)) for r in runs]
+        unlike = differences_between(runs, [measured_under(r, rows) for r, rows, _ in read])
+        pairs = [apart(*one) for one in read]
         rows, answers = (pl.concat(frames) for frames in zip(*pairs, strict=True))
         tries, lost = _without_lost(metrics.attempts(rows, policy), answers)
         counted = tries.group_by(metrics.CELL).agg(pl.col("counts").sum()).select(pl.col("counts").max())
-        most, verdicts, spent = pl.collect_all([counted, _verdicts(tries), _spent(answers)])
+        failed = tries.filter(~pl.col("counts")).select(*metrics.ATTEMPT, reason="verdict")
+        most, verdicts, spent, broken = pl.collect_all([counted, _verdicts(tries), _spent(answers), failed])
         ks = _ks(most.item() or 0)
         needed = tries.group_by(MODEL).agg(turns_needed=(pl.col("solved_turn") + 1).mean())
         cells, speeds, turns = pl.collect_all(
             [describe(metrics.cells(tries, (1.0,), ks)), metrics.speed_counts(tries, CURVE), needed]
         )
     values = _values(cells, ks)
-    unlike = differences_between(runs)
     alike = not unlike and values["run"].n_unique() <= len(runs)
     notes = [*unlike, *(str(w.message) for w in caught if issubclass(w.category, UserWarning))]
     return Tables(
@@ -101,6 +107,7 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
             ]
         ),
         cells=cells.sort(metrics.CELL),
+        excluded=pl.concat([lost.rename({"status": "reason"}), broken]).sort(metrics.ATTEMPT),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -162,8 +169,20 @@ def _curves(cells: pl.DataFrame, speeds: pl.DataFrame, ks: Sequence[int]) -> pl.
 
 
 def _narrow(rows: pl.LazyFrame, columns: Sequence[str]) -> pl.LazyFrame:
-    """These columns, read once: opening a thousand parts costs more than going over their rows several times."""
-    return rows.select(columns).collect().lazy()
+    """These columns, read once: opening a thousand parts costs more than going over their rows several times.
+
+    A key that several rows have (the store writes none; a part that was copied by hand brings them) is warned of and counted once.
+    """
+    found = rows.select(columns).collect()
+    turn = pl.col("attempt").cast(pl.Int64) * 2**31 + pl.col("turn")
+    distinct = found.group_by(metrics.CELL).agg(turn.n_unique()).select(pl.col("attempt").sum()).item() or 0
+    if distinct < found.height:
+        table = "evaluations" if "verdict" in columns else "generations"
+        warnings.warn(
+            f"{found.height - distinct} rows of {table} repeat the key of another row; the last of each counts", stacklevel=2
+        )
+        found = found.unique([*metrics.ATTEMPT, "turn"], keep="last", maintain_order=True)
+    return found.lazy()
 
 
 def _ks(most: int) -> tuple[int, ...]:

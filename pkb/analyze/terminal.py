@@ -15,6 +15,8 @@ from pkb.verdict import Verdict
 
 #: Shown where a number is not defined.
 NONE = "-"
+#: Attempts that are named at most.
+LISTED = 10
 #: Columns that the whole headline of a usual run takes.
 FULL_WIDTH = 100
 
@@ -24,6 +26,8 @@ def summary_tables(found: Tables, width: int = FULL_WIDTH) -> list[Table | Text]
 
     On a narrow one the headline leaves out what is least needed, rather than breaking numbers.
     """
+    if found.counts.is_empty():
+        return [Text("no attempts yet"), *(Text(f"note: {n}") for n in found.notes)]
     wide = width >= FULL_WIDTH
     several = found.counts["run"].n_unique() > 1
     values = {(r["run"], r["model"], r["metric"]): r for r in found.headline.iter_rows(named=True)}
@@ -66,7 +70,9 @@ def _verdict_table(found: Tables) -> Table:
 
 def _denominators(found: Tables) -> list[str]:
     lines = []
+    several = found.counts["run"].n_unique() > 1
     for row in found.counts.iter_rows(named=True):
+        who = _who(row, several)
         parts = [
             f"{row['attempted']} of {row['planned']} attempts counted" if row["planned"] else f"{row['attempted']} attempts"
         ]
@@ -77,15 +83,28 @@ def _denominators(found: Tables) -> list[str]:
         ):
             if row[name]:
                 parts.append(f"{row[name]} {text}")
-        lines.append(f"{row['model']}: " + ", ".join(parts))
+        lines.append(f"{who}: " + ", ".join(parts))
     dropped = found.headline.filter((pl.col("dropped") > 0) & pl.col("metric").str.contains(r"^pass@")).iter_rows(named=True)
-    lines += [f"{r['model']}: {r['metric']} leaves out {r['dropped']} problems with too few attempts" for r in dropped]
+    lines += [f"{_who(r, several)}: {r['metric']} leaves out {r['dropped']} problems with too few attempts" for r in dropped]
+    lines += _left_out(found, several)
     deviating = sum(bool(about(p).deviations) for p in found.cells["problem"].unique())
     if deviating:
         lines.append(
             f"{deviating} of these problems differ on purpose from the original benchmark's; `pkb problems ID` says how"
         )
     return [*lines, *(f"note: {n}" for n in found.notes)]
+
+
+def _who(row: Mapping[str, Any], several: bool) -> str:
+    return f"{row['model']} ({row['run']})" if several else row["model"]
+
+
+def _left_out(found: Tables, several: bool) -> list[str]:
+    """The attempts on which the harness failed, by name: a number alone would ask to be trusted."""
+    failed = found.excluded.filter(pl.col("reason") == "harness_error")
+    named = [f"{_who(r, several)} at {r['problem']}, attempt {r['attempt']}" for r in failed.head(LISTED).iter_rows(named=True)]
+    more = failed.height - len(named)
+    return [f"the harness failed on {'; '.join(named)}{f'; and {more} more' if more else ''}"] if named else []
 
 
 def _percent(row: Mapping[str, Any] | None) -> str:

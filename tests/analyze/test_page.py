@@ -233,3 +233,16 @@ def test_missing_figures_are_dashes(browser: Browser, tmp_path: Path) -> None:
         browser.evaluate(f"location.hash = 'attempt={row}'")
         browser.wait("document.getElementById('detail').open && document.querySelector('#detail dl')")
     settled(browser, tmp_path)
+
+
+def test_numbers_without_a_json_form_do_not_stop_a_page(tmp_path: Path) -> None:
+    rows = [
+        evaluation("m", "001_allreduce", 0, "mismatch", max_error=float("inf"), extra='{"share": NaN, "worst": -Infinity}'),
+        evaluation("m", "001_allreduce", 1, "correct", float("nan")),
+    ]
+    run = write_run(tmp_path / "run", rows)
+    render([run], "html", tmp_path / "page.html")
+    evaluations, generations = drilldown.labelled(tables([run]).runs)
+    index = drilldown.listed(evaluations, generations).index
+    shown = dict(drilldown.texts(evaluations, generations, index))
+    assert shown[0]["extra"] == {"share": "NaN", "worst": "-Infinity"}

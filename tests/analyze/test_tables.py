@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from pkb.analyze.report import render
 from pkb.analyze.tables import print_summary, summary, tables
-from pkb.config import Config
+from pkb.config import Config, PromptConfig
 from pkb.errors import UserError
 from pkb.store.schema import EVALUATIONS
 from tests.analyze.rows import evaluation, generation, table, write_run
@@ -222,3 +223,48 @@ def test_an_unknown_format_names_the_known_ones(tmp_path: Path) -> None:
 def test_names_are_no_markup(tmp_path: Path) -> None:
     rows = [evaluation("[red]vendor[/red]/x", "001_allreduce", 0, "correct", 2.0)]
     assert "[red]vendor[/red]/x" in (render([write_run(tmp_path / "run", rows)]) or "")
+
+
+def test_what_the_harness_lost_is_listed(tmp_path: Path) -> None:
+    rows = [evaluation("m", "001_allreduce", a, "harness_error") for a in range(12)]
+    answers = [generation("m", "001_allreduce", a) for a in range(12)]
+    answers.append(generation("m", "002_allgather", 0, status="provider_error"))
+    run = write_run(tmp_path / "run", rows, answers)
+    report = json.loads(render([run], "json") or "")
+    assert [(e["problem"], e["attempt"], e["reason"]) for e in report["excluded"]] == [
+        *(("001_allreduce", a, "harness_error") for a in range(12)),
+        ("002_allgather", 0, "provider_error"),
+    ]
+    text = " ".join((render([run]) or "").split())
+    assert "the harness failed on m at 001_allreduce, attempt 0;" in text and "attempt 9; and 2 more" in text
+
+
+def test_a_part_that_was_copied_is_counted_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", three())
+    once = tables([run])
+    shutil.copy(run / "evaluations" / "part-000001.parquet", run / "evaluations" / "part-000002.parquet")
+    twice = tables([run])
+    assert twice.headline.equals(once.headline) and twice.counts.equals(once.counts)
+    assert "3 rows of evaluations repeat the key of another row; the last of each counts" in twice.notes
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -2.0, 0.0])
+def test_what_is_no_ratio_is_no_speedup(tmp_path: Path, wrong: float) -> None:
+    rows = [evaluation("m", "001_allreduce", 0, "correct", wrong, speedup_low=wrong)]
+    report = json.loads(render([write_run(tmp_path / "run", rows)], "json") or "")
+    values = {r["metric"]: r["value"] for r in report["headline"]}
+    assert (values["pass@1"], values["fast1@1"], values["fast1_low@1"], values["speedup"]) == (1.0, 0.0, 0.0, None)
+
+
+def test_runs_on_different_hardware_say_so(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", three(), config=Config(device="cuda"), name="one")
+    b200 = Config(device="cuda", prompt=PromptConfig(hardware="b200"))
+    found = tables([one, write_run(tmp_path / "two", three(), config=b200, name="two")])
+    assert found.notes == ("the runs differ in hardware: h200, b200",)
+    assert found.differences.is_empty()
+
+
+def test_what_rows_say_of_their_setting_goes_before_the_configuration(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", three(), name="one")
+    other = write_run(tmp_path / "two", [r | {"protocol": 2, "world_size": 8} for r in three()], name="two")
+    assert tables([one, other]).notes == ("the runs differ in world size: 2, 8", "the runs differ in protocol: 1, 2")
