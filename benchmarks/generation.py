@@ -114,7 +114,7 @@ async def ask(options: argparse.Namespace, url: str, spool: Path) -> dict[str, A
         right = found.status == "ok" and found.answer.startswith(f"{number}\n")
         outcomes["right" if right else f"{found.status}: {found.error[:60]}"] += 1
         outcomes["tries"] += found.tries
-        client.forget(key)
+        client.forget(found)
         places.release()
 
     cpu, started = time.process_time(), time.monotonic()

@@ -103,7 +103,7 @@ class Models:
     def unavailable(self, name: str) -> str | None:
         return None
 
-    def forget(self, key: AttemptKey) -> None:
+    def forget(self, generation: Generation) -> None:
         return None
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from pkb.config import BudgetConfig, GenerationConfig
 from pkb.errors import UserError
 from pkb.extract import extract
-from pkb.generate import failures, library, replay
+from pkb.generate import calls, failures, library, replay
 from pkb.generate.answer import Answer, judge, of_document
 from pkb.generate.budget import Budget, Spent
 from pkb.generate.call import call, parameters_of
@@ -49,19 +49,21 @@ class _Question:
     name: str  # in the spool, and as idempotency key
     prompt: str
     kept: bool  # an earlier session's response waits in the spool: it is paid for, so no limit applies to it
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]]  # those of earlier sessions first
+    wasted: list[dict[str, Any]]  # tokens billed for tries without an answer
+    tries: int
+    answered: int  # tries that the provider answered for certain, with a failure
+    asked: bool = False  # in this session
     kinds: Counter[Kind] = field(default_factory=Counter)
-    tries: int = 0
-    answered: int = 0  # tries that the provider answered for certain, with a failure
-    wasted: list[dict[str, Any]] = field(default_factory=list)  # tokens billed for tries without an answer
     sent: dict[str, Any] = field(default_factory=dict)
 
 
 class Client:
     """Asks models; one per session of a run, used from one event loop.
 
-    earlier: by model, what earlier sessions of the run spent, counted into the budget. spool: a folder (in the run directory)
-    where complete responses wait until their row is durable; call ``forget`` then. Without it a killed process loses them.
+    earlier: by model, what the rows of the run cost so far, counted into the budget. spool: a folder (in the run directory) where
+    complete responses, and notes of calls, wait until their row is durable; call ``forget`` then. Without it a killed process
+    loses them.
     Raises UserError when a budget in dollars is set and a model's price is unknown.
     """
 
@@ -86,6 +88,10 @@ class Client:
                 raise UserError(
                     f"the price of '{model.name}' is unknown, so a budget in dollars cannot hold; add prices to its entry"
                 )
+        for notes in self._spool.all_notes() if self._spool else ():
+            for tokens in calls.unrecorded(notes):
+                if lane := self._lanes.get(tokens["model"]):
+                    self._budget.charge(lane.model.name, cost_usd(lane.prices, tokens) or 0.0, _billed(tokens))
         self._places = asyncio.Semaphore(config.max_in_flight)
         self._connections: library.Connections | None = None
 
@@ -96,13 +102,14 @@ class Client:
     async def generate(self, model: Model, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
         """The model's answer to a conversation, with what it cost.
 
-        Never raises for a provider's fault: after the last try the status is ``provider_error`` and ``error`` says why. tries is 0
-        when nothing was asked because the model is unavailable; such an outcome need not be stored.
+        Never raises for a provider's fault: after the last try the status is ``provider_error`` and ``error`` says why. tries counts
+        those of earlier, killed sessions too; it is 0 when nothing was ever asked because the model is unavailable, and such an
+        outcome need not be stored.
         """
         question = self._question(model, key, messages)
         while True:
             if (reason := self.unavailable(model.name)) and not question.kept:
-                return self._unanswered(question, f"not asked{' again' if question.tries else ''}: {reason}")
+                return self._unanswered(question, f"not asked{' again' if question.asked else ''}: {reason}")
             try:
                 generation = await self._try(question)
                 if generation is not None:
@@ -115,10 +122,16 @@ class Client:
                 if not self.unavailable(model.name):
                     await asyncio.sleep(self._wait(question, failure))
 
-    def forget(self, key: AttemptKey) -> None:
-        """The row of this key is durable: its kept response is not needed any more."""
-        if self._spool:
-            self._spool.discard(_name(key))
+    def forget(self, generation: Generation) -> None:
+        """The row of this generation is durable: what was kept of its calls is not needed any more, unless it is asked again."""
+        if self._spool is None:
+            return
+        name = _name(generation.key)
+        if generation.status.counts:
+            self._spool.forget(name)
+            return
+        self._spool.note(name, *calls.of_uncounted(generation), {"recorded": True})
+        self._spool.discard(name)
 
     def spent(self) -> dict[str, Spent]:
         """By model, what has been spent so far, earlier sessions included."""
@@ -132,7 +145,11 @@ class Client:
     def _question(self, model: Model, key: AttemptKey, messages: list[dict[str, Any]]) -> _Question:
         prompt = messages[0]["content"] if len(messages) == 1 else json.dumps(messages, ensure_ascii=False)
         name = _name(key)
-        return _Question(model, key, messages, name, prompt, kept=self._spool is not None and self._spool.holds(name))
+        kept = self._spool is not None and self._spool.holds(name)
+        past = calls.past(self._spool.notes(name) if self._spool else [], kept)
+        return _Question(
+            model, key, messages, name, prompt, kept, past.failures, past.wasted, len(past.failures), past.answered
+        )
 
     async def _try(self, question: _Question) -> Generation | None:
         """One call, under all limits; None when the model became unavailable while this waited for its turn.
@@ -149,11 +166,15 @@ class Client:
             if self.unavailable(model.name) and not question.kept:
                 return None
             question.tries += 1
+            question.asked = True
+            arguments = self._arguments(question)
+            if self._spool and not question.kept and model.provider != replay.PROVIDER:
+                self._spool.note(question.name, calls.asked(model, arguments))
             wasted = len(question.wasted)
             started = time.monotonic()
             with exchange(question.name, self._spool, lane.carried) as record:
                 try:
-                    answer = await self._ask(question, record)
+                    answer = await self._ask(question, record, arguments)
                 except Failure as failure:
                     self._failed(question, lane, epoch, failure, record, time.monotonic() - started)
                     lane.settle(foreseen, sum(_billed(t) for t in question.wasted[wasted:]))
@@ -163,9 +184,8 @@ class Client:
             lane.settle(foreseen, _billed(answer.usage))
             return self._answered(question, lane, answer, record, seconds)
 
-    async def _ask(self, question: _Question, record: Exchange) -> Answer:
+    async def _ask(self, question: _Question, record: Exchange, arguments: Mapping[str, Any]) -> Answer:
         model = question.model
-        arguments = self._arguments(question)
         deadline = asyncio.timeout(model.timeout_seconds)
         try:
             async with deadline:
@@ -202,15 +222,16 @@ class Client:
         lane.failure(epoch, failure)
         question.kinds[failure.kind] += 1
         question.answered += record.status > 0
-        note = {"kind": failure.kind.value, "status": failure.status, "message": self._redact(failure.message)}
-        question.failures.append(
-            {**note, "seconds": round(seconds, 3), "retry_after": failure.retry_after, "request_id": record.request_id}
-        )
+        note: dict[str, Any] = {"kind": failure.kind.value, "status": failure.status, "message": self._redact(failure.message)}
+        note |= {"seconds": round(seconds, 3), "retry_after": failure.retry_after, "request_id": record.request_id}
+        question.failures.append(note)
+        tokens = tokens_of(record.facts.usage) if record.facts.usage else None
         if self._spool:
+            if question.model.provider != replay.PROVIDER:
+                self._spool.note(question.name, calls.failed(lane.model, note, tokens))
             self._spool.discard(question.name)
         question.kept = False
-        if record.facts.usage:
-            tokens = tokens_of(record.facts.usage)
+        if tokens:
             question.wasted.append(tokens)
             self._budget.charge(lane.model.name, cost_usd(lane.prices, tokens) or 0.0, _billed(tokens))
 
@@ -275,7 +296,9 @@ class Client:
         )
 
     def _usage(self, question: _Question, lane: Lane, tokens: Mapping[str, Any]) -> dict[str, Any]:
-        usage = {**tokens, "prices": table_version(lane.model.prices is not None) if lane.prices else None}
+        billed = sum(_billed(t) for t in [tokens, *question.wasted] if t)
+        usage = {**tokens, "billed_tokens": billed}
+        usage["prices"] = table_version(lane.model.prices is not None) if lane.prices else None
         if question.failures:
             usage["failed_tries"] = question.failures
         if question.wasted:

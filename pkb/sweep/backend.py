@@ -67,5 +67,5 @@ class Generator(Protocol):
     def unavailable(self, name: str) -> str | None:
         """Why this model is not asked any more in this session; None while it is."""
 
-    def forget(self, key: AttemptKey) -> None:
-        """The row of this key is durable; a copy that was kept against a kill is not needed any more."""
+    def forget(self, generation: Generation) -> None:
+        """The row of this answer is durable; what was kept against a kill is not needed any more."""

@@ -170,7 +170,7 @@ class _NobodyToAsk:
     def unavailable(self, name: str) -> str | None:
         return None
 
-    def forget(self, key: AttemptKey) -> None:
+    def forget(self, generation: Generation) -> None:
         return None
 
     async def close(self) -> None:
@@ -195,14 +195,11 @@ def _spent(run: Path) -> dict[str, Spent]:
 
     from pkb.generate.budget import Spent
 
-    tokens = [
-        pl.col("usage").str.json_path_match(f"$.{kind}_tokens").cast(pl.Int64, strict=False).fill_null(0)
-        for kind in ("prompt", "completion")
-    ]
+    billed = pl.col("usage").str.json_path_match("$.billed_tokens").cast(pl.Int64, strict=False)
     rows = (
         reader.scan(run, "generations")
         .group_by("model")
-        .agg(cost=pl.col("cost_usd").sum(), tokens=(tokens[0] + tokens[1]).sum(), calls=pl.len())
+        .agg(cost=pl.col("cost_usd").sum(), tokens=billed.sum(), calls=pl.len())
     )
     return {row["model"]: Spent(row["cost"], row["tokens"], row["calls"]) for row in rows.collect().to_dicts()}
 

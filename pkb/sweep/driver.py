@@ -173,8 +173,9 @@ class Driver:
             error=generation.error,
         )
         if generation.tries:
-            await self._recorder.record("generations", generation_row(generation), log_path(key), [line])
-            self._generator.forget(key)
+            again = key in self._plan.replace_generations
+            await self._recorder.record("generations", generation_row(generation), log_path(key), [line], instead=again)
+            self._generator.forget(generation)
         self.progress.move(key.model, "generate", "build" if generation.status.counts else None)
         await self._lag.generated(key.model)
         return generation

@@ -30,7 +30,9 @@ COUNTED = {
 class Plan:
     """The attempts of a run as bit maps of shape (models, problems, attempts): a byte each, ten million of them fit.
 
-    generated: a counted answer is stored. judged: it has its verdict. Rows that stand for neither are in the ``retry_`` lists.
+    generated: a counted answer is stored. judged: it has its verdict. Rows that stand for neither are in the ``retry_`` lists, and go
+    before the session begins; those that tell of money spent are in ``replace_generations``, and stay until the next row of their
+    key tells the same.
     """
 
     run: str
@@ -42,6 +44,7 @@ class Plan:
     retry_generations: tuple[AttemptKey, ...] = ()
     retry_evaluations: tuple[AttemptKey, ...] = ()
     agent: AgentConfig = field(default_factory=AgentConfig)
+    replace_generations: frozenset[AttemptKey] = frozenset()
 
     @property
     def total(self) -> int:
@@ -91,9 +94,11 @@ def make(
     generated, judged = np.zeros(shape, bool), np.zeros(shape, bool)
     retry_generations: list[AttemptKey] = []
     retry_evaluations: list[AttemptKey] = []
+    paid: frozenset[AttemptKey] = frozenset()
     if (run / "generations").is_dir():
         index = _Index(name, tuple(models), tuple(problems), attempts)
         retry_generations += index.fill(generated, run, "generations")
+        paid = _paid(run, retry_generations)
         retry_evaluations += index.fill(judged, run, "evaluations")
         kept = _given_up(run, retry_evaluations)
         for key in kept:
@@ -117,9 +122,10 @@ def make(
         attempts,
         generated,
         judged,
-        tuple(retry_generations),
+        tuple(key for key in retry_generations if key not in paid),
         tuple(retry_evaluations),
         agent,
+        paid,
     )
 
 
@@ -214,3 +220,16 @@ def _given_up(run: Path, keys: Sequence[AttemptKey]) -> set[AttemptKey]:
     frame = reader.scan(run, "evaluations").filter(pl.col("verdict") == Verdict.HARNESS_ERROR.value)
     columns: list[Any] = ["run", "model", "problem", "attempt", "turn", "extra"]
     return {rows.key_of(row) for row in frame.select(columns).collect().to_dicts() if json.loads(row["extra"]).get("given_up")}
+
+
+def _paid(run: Path, keys: Sequence[AttemptKey]) -> frozenset[AttemptKey]:
+    """Those of them whose rows tell of tokens that the provider billed."""
+    import polars as pl
+
+    from pkb.store import reader, rows
+
+    if not keys:
+        return frozenset()
+    billed = pl.col("usage").str.json_path_match("$.billed_tokens").cast(pl.Int64, strict=False)
+    frame = reader.scan(run, "generations").filter(billed > 0).select(*reader.KEY_COLUMNS)
+    return frozenset(rows.key_of(row) for row in frame.collect().to_dicts()) & frozenset(keys)

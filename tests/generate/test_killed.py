@@ -45,7 +45,7 @@ ASKER = """
                     key = AttemptKey("run", "m", "001_allreduce", attempt)
                     found = await client.generate(model, key, [{"role": "user", "content": f"question {attempt}"}])
                     await recorder.record("generations", generation_row(found), "logs/m.jsonl")
-                    client.forget(key)
+                    client.forget(found)
 
             print("started", flush=True)
             await asyncio.gather(*(one(a) for a in range(QUESTIONS) if a not in done))

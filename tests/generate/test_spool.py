@@ -11,7 +11,7 @@ import pytest
 from pkb.config import BudgetConfig
 from pkb.generate.budget import Spent
 from pkb.generate.spool import Spool
-from tests.generate.conftest import KEY, ask, key_of, model_at
+from tests.generate.conftest import KEY, ask, faster, model_at
 from tests.generate.server import CODE, Reply, Server, answer, completion, error, json_reply, stream
 
 #: Asks one question like a driver; with the argument "die" it is killed where an answer has arrived and no row exists.
@@ -32,7 +32,7 @@ DRIVER = """
         asked = client.Client(GenerationConfig(), [model], spool=Path(spool))
         found = await asked.generate(model, AttemptKey("run", "m", "001_allreduce", 0), [{"role": "user", "content": "x"}])
         print(found.status, found.tries, len(found.answer), found.usage["prompt_tokens"], found.request_id, "from_spool" in found.usage)
-        asked.forget(found.key)
+        asked.forget(found)
         await asked.close()
 
     asyncio.run(main())
@@ -50,8 +50,8 @@ def drive(server, spool, streamed="", die=""):
     )
 
 
-def kept(folder):
-    return [p.name for p in folder.iterdir() if p.name != "identity"]
+def kept(folder, ending=""):
+    return [p.name for p in folder.iterdir() if p.name != "identity" and p.name.endswith(ending)]
 
 
 @pytest.mark.parametrize("streamed", ["", "1"], ids=["document", "stream"])
@@ -59,7 +59,7 @@ def test_killed_between_answer_and_row(tmp_path, streamed):
     with Server.replying(stream() if streamed else answer()) as server:
         killed = drive(server, tmp_path, streamed, "die")
         assert killed.returncode == -9, killed.stderr
-        assert len(kept(tmp_path)) == len(server.requests) == 1
+        assert len(kept(tmp_path, ".http")) == len(server.requests) == 1
         again = drive(server, tmp_path, streamed)
     assert again.stdout.split() == ["ok", "1", str(len(CODE)), "100", "req-1", "True"], again.stderr
     assert len(server.requests) == 1
@@ -69,7 +69,7 @@ def test_killed_between_answer_and_row(tmp_path, streamed):
 def test_the_same_question_has_the_same_idempotency_key_until_it_is_refused(tmp_path):
     with Server.replying(answer()) as server:
         drive(server, tmp_path, "", "die")
-        for name in kept(tmp_path):
+        for name in kept(tmp_path, ".http"):
             (tmp_path / name).unlink()  # as if it had died before the answer was whole
         drive(server, tmp_path)
     first, second = (r.headers["idempotency-key"] for r in server.requests)
@@ -92,14 +92,14 @@ def test_a_response_that_did_not_arrive_whole_is_not_kept(tmp_path):
     half = Reply(200, {"content-type": "application/json"}, (b'{"id": "x", ',), then="reset", length=1000)
     with Server.replying(half) as server:
         ask(model_at(server), spool=tmp_path)
-    assert kept(tmp_path) == []
+    assert kept(tmp_path, ".http") == []
 
 
 def test_a_response_without_an_answer_is_not_kept(tmp_path):
     with Server.replying(json_reply({**completion(), "choices": []})) as server:
         ask(model_at(server), spool=tmp_path)
         assert len(server.requests) == 4
-    assert kept(tmp_path) == []
+    assert kept(tmp_path, ".http") == []
 
 
 def test_what_is_paid_for_is_taken_whatever_the_budget(tmp_path):
@@ -116,7 +116,7 @@ def test_a_full_disk_costs_the_copy_not_the_answer(tmp_path, monkeypatch, stream
     monkeypatch.setattr(Spool, "create", lambda self, path, head: io.FileIO("/dev/full", "wb"))
     with Server.replying(stream() if streamed else answer()) as server:
         (found,) = ask(model_at(server, stream=streamed), spool=tmp_path)
-    assert (found.status, found.tries, kept(tmp_path)) == ("ok", 1, [])
+    assert (found.status, found.tries, kept(tmp_path, ".http")) == ("ok", 1, [])
 
 
 def test_a_response_to_another_prompt_is_not_used(tmp_path):
@@ -130,11 +130,61 @@ def test_remains_of_a_killed_process_are_removed_and_files_are_private(tmp_path)
     (tmp_path / "x.part").write_bytes(b"half")
     with Server.replying(answer()) as server:
         model = model_at(server)
-        ask(model, spool=tmp_path)
-    (name,) = kept(tmp_path)
-    assert (tmp_path / name).stat().st_mode & 0o077 == 0
+        (found,) = ask(model, spool=tmp_path)
+    names = kept(tmp_path)
+    assert {name.rpartition(".")[2] for name in names} == {"http", "calls"}
+    assert all((tmp_path / name).stat().st_mode & 0o077 == 0 for name in names)
     from pkb.generate.client import Client
     from tests.generate.conftest import FAST
 
-    Client(FAST, [model], spool=tmp_path).forget(key_of(model))
+    Client(FAST, [model], spool=tmp_path).forget(found)
     assert kept(tmp_path) == []
+
+
+def test_calls_of_a_killed_session_are_in_the_row_of_the_next(tmp_path):
+    """One was refused, one was billed without an answer, and of one nobody knows what became."""
+    with Server.replying(error(503), answer("half", "error"), answer()) as server:
+        assert drive(server, tmp_path, "", "die").returncode == -9  # at the second reply
+        for name in kept(tmp_path, ".http"):
+            (tmp_path / name).unlink()  # as if it had died before the second reply was whole
+        (found,) = ask(model_at(server), spool=tmp_path)
+    assert (found.status, found.tries, len(server.requests)) == ("ok", 3, 3)
+    refused, lost = found.usage["failed_tries"]
+    assert (refused["kind"], refused["status"], lost["kind"]) == ("server", 503, "lost")
+    assert lost["idempotency_key"] == server.requests[1].headers["idempotency-key"]
+
+
+def test_tokens_that_a_killed_session_wasted_are_accounted_for_and_count_into_the_budget(tmp_path):
+    once = (80 * 1.0 + 20 * 0.5 + 40 * 10.0) / 1e6
+    with Server.replying(answer("half", "error"), answer()) as server:
+        model = model_at(server)
+        (failed,) = ask(model, spool=tmp_path, config=faster(max_retries=0))  # no row: it was killed before
+        (held,) = ask((model, 1), spool=tmp_path, budget=BudgetConfig(cost_usd=once / 2))
+        (found,) = ask(model, spool=tmp_path)
+    assert failed.status == held.status == "provider_error" and "is used up" in held.error
+    assert found.usage["billed_tokens"] == 2 * 140 and found.tries == 2
+    assert found.cost_usd == pytest.approx(2 * once) and found.usage["wasted"][0]["completion_tokens"] == 40
+
+
+def test_an_answer_that_does_not_count_stays_on_the_bill_of_the_next(tmp_path):
+    from pkb.generate.client import Client
+    from tests.generate.conftest import FAST
+
+    with Server.replying(answer("par", "content_filter"), answer()) as server:
+        model = model_at(server)
+        (filtered,) = ask(model, spool=tmp_path)
+        Client(FAST, [model], spool=tmp_path).forget(filtered)
+        (found,) = ask(model, spool=tmp_path)
+    assert (filtered.status, found.status, len(server.requests)) == ("filtered", "ok", 2)
+    assert [f["kind"] for f in found.usage["failed_tries"]] == ["filtered"]
+    assert found.usage["billed_tokens"] == 2 * 140 and found.cost_usd == pytest.approx(2 * filtered.cost_usd)
+
+
+def test_a_torn_note_is_passed_over(tmp_path):
+    with Server.replying(answer()) as server:
+        model = model_at(server)
+        ask(model, spool=tmp_path)
+        (name,) = kept(tmp_path, ".calls")
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b'{"failed": {"ki')
+        (found,) = ask(model, spool=tmp_path)
+    assert (found.status, found.tries, len(server.requests)) == ("ok", 1, 1)

@@ -101,5 +101,5 @@ class _Asked:
     def unavailable(self, name):
         return self.client.unavailable(name)
 
-    def forget(self, key):
-        self.client.forget(key)
+    def forget(self, generation):
+        self.client.forget(generation)

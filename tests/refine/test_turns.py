@@ -43,7 +43,7 @@ class Model:
     def unavailable(self, name):
         return None
 
-    def forget(self, key):
+    def forget(self, generation):
         return None
 
 

@@ -52,8 +52,8 @@ class Generator:
     def unavailable(self, name):
         return self.stopped.get(name)
 
-    def forget(self, key):
-        assert key in self.asked
+    def forget(self, generation):
+        assert generation.key in self.asked
 
 
 @dataclass
