@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 #: Keys of run.yaml that are of no concern to whoever reads its results.
-_LOCAL = frozenset({"run_dir", "address", "cache_dir", "command", "api_base", "key_env", "replay_run"})
+_LOCAL = frozenset({"run_dir", "address", "cache_dir", "command", "api_base", "key_env", "replay_run", "imported"})
 
 #: Source projects that specs name in prose. Where one names two, the code came from the one that stands first here.
 PROJECTS = (
@@ -75,7 +75,10 @@ class Run:
 
     @property
     def hardware(self) -> str:
-        """The hardware profile of the run's prompts, builds and rooflines; empty when the configuration names none."""
+        """The hardware profile of the run's prompts, builds and rooflines; empty when nothing names one."""
+        recorded = self.meta.get("hardware")
+        if isinstance(recorded, Mapping) and recorded.get("profile"):
+            return str(recorded["profile"])
         named = str((self.config.get("prompt") or {}).get("hardware", ""))
         usual = {"cpu": "cpu", "cuda": "h200"}  # as pkb.hardware.of reads "auto"
         return usual.get(str(self.config.get("device")), "") if named in ("auto", "") else named

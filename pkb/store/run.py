@@ -58,7 +58,7 @@ def check(run: Path, config: Config) -> None:
 def write(run: Path, config: Config, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Write run.yaml for a new run, or add this session to it; returns its content.
 
-    more: what else belongs to the description of the run (models, hardware).
+    more: what else belongs to the description of the run (models, problems).
     """
     import yaml
 
@@ -72,12 +72,24 @@ def write(run: Path, config: Config, more: Mapping[str, Any] | None = None) -> d
         "created": existing.get("created") or now,
         "schema_version": SCHEMA_VERSION,
         "config": config.as_dict(),
+        "hardware": _hardware(config),
         **(more or {}),
         "sessions": [*existing.get("sessions", ()), {"started": now, **versions()}],
     }
     run.mkdir(parents=True, exist_ok=True)
     write_atomic(run / FILE, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     return data
+
+
+def _hardware(config: Config) -> dict[str, Any] | None:
+    """The hardware profile that prompts, builds and bounds of the run are made for; None when none fits its device and ranks."""
+    from pkb import hardware
+
+    try:
+        profile = hardware.of(config)
+    except UserError:
+        return None
+    return {"profile": profile.name, "title": profile.title, "device": profile.device, "gpus": profile.gpus}
 
 
 def model_names(description: Mapping[str, Any]) -> list[str]:

@@ -74,6 +74,7 @@ def test_nothing_of_the_machine_is_published(tmp_path: Path) -> None:
     described["config"]["run_dir"] = "/home/somebody/secret-project"
     described["sessions"] = [{"command": "sweep run_dir=/home/somebody/secret-project", "torch": "2.13.0"}]
     described["models"] = [{"name": "m", "api_base": "http://inside.example:8000", "key_env": "INSIDE_KEY", "max_tokens": 5}]
+    described["models"][0]["imported"] = "/home/somebody/secret-project/kernels"
     (run / "run.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
     exports.export(run, tmp_path / "out")
     render([run], "html", tmp_path / "page.html")

@@ -48,3 +48,12 @@ def test_a_damaged_description_is_one_line(tmp_path, text):
 def test_no_run_directory(tmp_path):
     with pytest.raises(UserError, match="no run directory"):
         run.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "profile"),
+    [([], "cpu"), (["device=cuda", "ranks=8"], "h200"), (["device=cuda", "prompt.hardware=b200x8"], "b200x8")],
+)
+def test_the_hardware_that_auto_stands_for_is_written_down(tmp_path, keys, profile):
+    run.write(tmp_path, config.load(keys))
+    assert run.read(tmp_path)["hardware"]["profile"] == profile
