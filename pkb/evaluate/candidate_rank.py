@@ -35,6 +35,7 @@ def serve(control: socket.socket, rank: int, request: dict[str, Any]) -> None:
     contestant = Contestant(seat, link, request)
     stacks = open(handed.STACKS, "w")  # noqa: SIM115 - in the rank's own folder, open while the process lives
     faulthandler.register(handed.STACK_SIGNAL, stacks)
+    faulthandler.enable(stacks, all_threads=False)
     while True:
         command = wire.receive_message(control)
         try:

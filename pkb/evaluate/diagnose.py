@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pkb import tree
 from pkb.evaluate import compare, patterns
 from pkb.evaluate.collectives import intercept
+from pkb.evaluate.scene import Known, Scene
 
 #: What a rank hands to its peers for one call; a larger output is diagnosed from the rank's own data.
 SHARED_BYTES = 64 << 20
@@ -49,7 +50,8 @@ def of_rank(calls: Sequence[Call], at: int, run: Run, rank: int, world_size: int
     if judged.right:
         return {"right": True}
     try:
-        return {"right": False, **_described(call, judged, at, gathered, rank, world_size)}
+        arguments = _numbers(call.expected)
+        return {"right": False, "arguments": arguments, **_described(call, judged, at, gathered, rank, world_size)}
     except (
         RuntimeError,
         ValueError,
@@ -97,6 +99,12 @@ def _shared(expected: compare.Expected, run: Run) -> dict[str, Any] | None:
     return shared if held <= SHARED_BYTES else {"expected": [None] * len(expected.entries), "alone": [], "inputs": []}
 
 
+def _numbers(expected: compare.Expected) -> dict[str, int | float | bool]:
+    """The numbers among a call's arguments: a root, a length or an epsilon that varies is easily taken for a constant."""
+    found = dict(zip(expected.names, expected.inputs, strict=True)) if expected.problem is not None else {}
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float)}
+
+
 def _alone(expected: compare.Expected, run: Run) -> list[torch.Tensor | None]:
     """The reference's answer with every collective delivering this rank's own data; empty where it has none."""
     assert expected.problem is not None
@@ -111,21 +119,21 @@ def _alone(expected: compare.Expected, run: Run) -> list[torch.Tensor | None]:
 
 def _scene(
     entry: compare.Entry, got: Any, index: int, at: int, gathered: Sequence[Any], rank: int, world_size: int
-) -> patterns.Scene | None:
+) -> Scene | None:
     reference, got = _plain(entry.reference), _plain(got)
     if reference is None or got is None or reference.shape != got.shape or not reference.numel():
         return None
 
-    def known(i: int) -> patterns.Known:
+    def known(i: int) -> Known:
         sides = [around.get(i) or {} for around in gathered]
         pick = lambda side, key: side[key][index] if index < len(side.get(key, ())) else None  # noqa: E731
-        return patterns.Known(
+        return Known(
             [pick(side, "expected") for side in sides],
             [pick(side, "alone") for side in sides],
             [side.get("inputs", []) for side in sides],
         )
 
-    return patterns.Scene(
+    return Scene(
         rank,
         world_size,
         reference,

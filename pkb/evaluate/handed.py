@@ -9,7 +9,8 @@ import stat
 import time
 from collections.abc import Iterable
 
-#: Candidate ranks answer this signal by writing their Python stacks to the file STACKS in their own folder.
+#: Candidate ranks answer this signal by writing their Python stacks to the file STACKS in their own folder; there too goes the last
+#: stack of one that crashes.
 STACK_SIGNAL = signal.SIGUSR2
 STACKS = "stacks.txt"
 STACK_BYTES, STACK_SECONDS = 64 << 10, 2.0
@@ -32,6 +33,11 @@ def read(scratch: str, rank: int, name: str, limit: int) -> bytes:
             os.close(descriptor)
             return b""
         return opened.enter_context(os.fdopen(descriptor, "rb")).read(limit)
+
+
+def last_stack(scratch: str, rank: int) -> str:
+    """What a rank that is gone wrote about where it stood."""
+    return read(scratch, rank, STACKS, STACK_BYTES).decode(errors="replace")
 
 
 def stacks(scratch: str, ranks: Iterable[int]) -> dict[int, str]:

@@ -10,61 +10,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
+
+from pkb.evaluate import addends
+from pkb.evaluate.scene import SLACK, Hypothesis, Scene, fits, near, neighbours, rounded, wide
 
 #: Share of the wrong elements that a hypothesis must account for to be reported, and how many are reported.
 LEAST_SHARE = 0.2
 #: From this share on one hypothesis explains all; below it, explanations of the whole answer come first.
 FULL_SHARE = 0.9
 MOST_FINDINGS = 3
-#: How near a value must be to a hypothesis, in units of what the comparison allows.
-SLACK = 2.0
 #: Above this many wrong elements a regular sample of them is looked at.
 SAMPLE = 1 << 16
 #: A relative error (RMS of the difference over RMS of what is expected) that rounding could explain.
 ROUNDING = 0.05
 #: Values this many times larger than any that is expected are memory read before it was written.
 GARBAGE = 1e4
-
-
-@dataclass(frozen=True)
-class Known:
-    """What trusted ranks know of one call, seen from one output: values by rank, None where a rank's are not at hand.
-
-    expected: the output. alone: the same if nothing had been exchanged. inputs: (name, tensor) of the call's inputs.
-    """
-
-    expected: list[torch.Tensor | None]
-    alone: list[torch.Tensor | None]
-    inputs: list[list[tuple[str, torch.Tensor]]]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One wrong output on one rank; all tensors are real (complex numbers have a last dimension of two).
-
-    allowed: by element, the largest error that passes (zeros: exact). before, after: the calls around this one, nearest first.
-    """
-
-    rank: int
-    world_size: int
-    expected: torch.Tensor
-    got: torch.Tensor
-    allowed: torch.Tensor
-    now: Known
-    before: list[Known] = field(default_factory=list)
-    after: list[Known] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """values: flat, what would have been returned (NaN: does not say). about: the finding's kind and parameters."""
-
-    values: torch.Tensor
-    about: dict[str, Any]
 
 
 def findings(scene: Scene) -> list[dict[str, Any]]:
@@ -77,10 +40,10 @@ def findings(scene: Scene) -> list[dict[str, Any]]:
     got, expected, allowed = wide(scene.got)[where], wide(scene.expected)[where], wide(scene.allowed)[where] * SLACK
     left, found = _foreign(scene, where, got)
     tried = []
-    for hypothesis in _hypotheses(scene):
+    for hypothesis in _hypotheses(scene, where):
         values = hypothesis.values[where]
         if near(values, expected, allowed).double().mean() < 0.5:  # else it is the right answer under another name
-            tried.append((near(values, got, allowed), hypothesis.about))
+            tried.append((near(values, got, rounded(allowed, values, scene)), hypothesis.about))
     while len(found) < MOST_FINDINGS and left.any():
         counts = [int((left & matching).sum()) for matching, _ in tried]
         most = max(counts, default=0)
@@ -90,11 +53,25 @@ def findings(scene: Scene) -> list[dict[str, Any]]:
         if most <= LEAST_SHARE * where.numel():
             break
         matching, about = tried[counts.index(most)]
-        found.append({**about, "share": _share(left & matching, where)})
+        _add(found, {**about, "share": _share(left & matching, where)})
         left &= ~matching
     if not found and (whole := _rounding(scene) or _disorder(scene)):
         return [whole]
     return found
+
+
+def _add(found: list[dict[str, Any]], finding: dict[str, Any]) -> None:
+    """Put a finding to the others; one that another set of ranks has too becomes part of that."""
+    bare = {k: v for k, v in finding.items() if k not in ("sources", "share")}
+    alike = next(
+        (f for f in found if "sources" in finding and bare == {k: v for k, v in f.items() if k not in ("sources", "share")}),
+        None,
+    )
+    if alike is None:
+        found.append(finding)
+        return
+    alike["sources"] = sorted({*alike["sources"], *finding["sources"]})
+    alike["share"] = round(alike["share"] + finding["share"], 3)
 
 
 def _foreign(scene: Scene, where: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, list[dict[str, Any]]]:
@@ -143,16 +120,6 @@ def location(scene: Scene) -> dict[str, Any]:
     return found
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Flat float64 values; integers beyond 2**53 lose their last digits, which is enough here."""
-    return x.detach().reshape(-1).to(torch.float64)
-
-
-def near(wanted: torch.Tensor, got: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Element by element, whether two are equal within what is allowed; NaN equals NaN."""
-    return ((got - wanted).abs() <= allowed) | (got == wanted) | (got.isnan() & wanted.isnan())
-
-
 def nan_origin(got: torch.Tensor) -> str:
     """Where NaNs come from: "unwritten" memory, "filled" (the harness's own bits, in whatever way they got here), or "computed".
 
@@ -175,18 +142,13 @@ def _share(mask: torch.Tensor, where: torch.Tensor) -> float:
     return round(int(mask.sum()) / where.numel(), 3)
 
 
-def _fits(x: torch.Tensor | None, scene: Scene) -> TypeGuard[torch.Tensor]:
-    """Whether a tensor can stand for the output, element by element."""
-    return x is not None and x.numel() == scene.expected.numel()
-
-
-def _hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def _hypotheses(scene: Scene, where: torch.Tensor) -> Iterator[Hypothesis]:
     """In order of precedence: of two that account for as many elements the first is taken."""
     size = wide(scene.expected).numel()
     yield Hypothesis(torch.zeros(size, dtype=torch.float64), {"kind": "zeros"})
     yield from _unexchanged(scene)
     yield from _factors(scene)
-    yield from _sums(scene)
+    yield from addends.hypotheses(scene, where)
     yield from _other_calls(scene, size)
     yield from _other_ranks(scene)
     yield from _layouts(scene)
@@ -195,14 +157,14 @@ def _hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 def _unexchanged(scene: Scene) -> Iterator[Hypothesis]:
     """Nothing came from the peers."""
     for name, tensor in scene.now.inputs[scene.rank]:
-        if _fits(tensor, scene):
+        if fits(tensor, scene):
             yield Hypothesis(wide(tensor), {"kind": "local", "of": f"its own input `{name}`"})
         elif tensor.numel() and scene.expected.numel() == scene.world_size * tensor.numel():
             yield Hypothesis(
                 wide(tensor).repeat(scene.world_size), {"kind": "local", "of": f"its own input `{name}`, repeated"}
             )
     alone = scene.now.alone[scene.rank]
-    if _fits(alone, scene):
+    if fits(alone, scene):
         yield Hypothesis(wide(alone), {"kind": "local", "of": "what the reference computes when nothing is exchanged"})
 
 
@@ -212,11 +174,11 @@ def _other_ranks(scene: Scene) -> Iterator[Hypothesis]:
         if r == scene.rank:
             continue
         theirs = scene.now.expected[r]
-        if _fits(theirs, scene):
-            yield Hypothesis(wide(theirs), {"kind": "other rank", "source": r, "of": "the output"})
+        if fits(theirs, scene):
+            yield Hypothesis(wide(theirs), {"kind": "other rank", "sources": [r], "of": "the output"})
         for name, tensor in scene.now.inputs[r]:
-            if _fits(tensor, scene):
-                yield Hypothesis(wide(tensor), {"kind": "other rank", "source": r, "of": f"the input `{name}`"})
+            if fits(tensor, scene):
+                yield Hypothesis(wide(tensor), {"kind": "other rank", "sources": [r], "of": f"the input `{name}`"})
 
 
 def _factors(scene: Scene) -> Iterator[Hypothesis]:
@@ -231,81 +193,26 @@ def _factors(scene: Scene) -> Iterator[Hypothesis]:
     }
     usable = got.isfinite() & expected.isfinite() & (expected != 0)
     if usable.sum() >= 8:
-        typical = float((got[usable] / expected[usable]).median())
-        if all(abs(typical - f) > 0.01 * abs(f) for f in factors) and abs(typical) > 1e-6:
+        ratios = got[usable] / expected[usable]
+        typical = float(ratios.median())
+        constant = bool(((ratios - typical).abs() < 0.02 * abs(typical)).double().mean() > 0.5)
+        if constant and all(abs(typical - f) > 0.01 * abs(f) for f in factors) and abs(typical) > 1e-6:
             factors[typical] = f"{typical:.4g}"
     for factor, text in factors.items():
         if factor != 1:
             yield Hypothesis(expected * factor, {"kind": "factor", "factor": text, "world_size": W})
 
 
-def _sums(scene: Scene) -> Iterator[Hypothesis]:
-    """Where the output is a sum of one term per rank: a term is missing, counted twice, or of another call."""
-    expected = wide(scene.expected)
-    terms = _terms(scene.now, scene)
-    if not terms:
-        return
-    for r, term in enumerate(terms):
-        yield Hypothesis(expected - term, {"kind": "term missing", "source": r})
-        yield Hypothesis(expected + term, {"kind": "term doubled", "source": r})
-        yield Hypothesis(term, {"kind": "single term", "source": r})
-    for about, known in _neighbours(scene):
-        for r, other in enumerate(_terms(known, scene)):
-            lies_there = terms[r].clone()  # a call of another size overwrites the beginning of the same buffer
-            lies_there[: other.numel()] = other[: expected.numel()]
-            yield Hypothesis(expected - terms[r] + lies_there, {**about, "source": r})
-
-
-def _terms(known: Known, scene: Scene) -> list[torch.Tensor]:
-    """One addend per rank whose sum, or mean, is this rank's output; empty when no such terms are known."""
-    target = known.expected[scene.rank]
-    if target is None:
-        return []
-    total, W = wide(target), scene.world_size
-    candidates: list[list[torch.Tensor | None]] = [known.alone]
-    for i in range(min((len(x) for x in known.inputs), default=0)):
-        inputs = [x[i][1] for x in known.inputs]
-        candidates.append(list(inputs))
-        if all(x.dim() and x.shape[0] % W == 0 for x in inputs):
-            candidates.append([x.reshape(W, -1)[scene.rank] for x in inputs])
-    scale = total.square().mean().sqrt() if total.numel() else torch.tensor(0.0)
-    for chosen in candidates:
-        flat = [wide(x) for x in chosen if x is not None]
-        if len(flat) < W or any(x.numel() != total.numel() for x in flat):
-            continue
-        for divisor in (1, W):
-            rest = torch.stack(flat).sum(0) / divisor - total
-            if rest.square().mean().sqrt() < 0.02 * scale:
-                return [x / divisor for x in flat]
-    return []
-
-
-def _neighbours(scene: Scene) -> Iterator[tuple[dict[str, Any], Known]]:
-    """The calls around this one, the likeliest to be mixed up with it first."""
-    calls = [("before", 1, k) for k in scene.before[:1]] + [("after", 1, k) for k in scene.after[:1]]
-    if len(calls) == 2 and _same_call(calls[0][2], calls[1][2], scene.rank):
-        calls = [("either", 1, scene.before[0])]
-    calls += [("before", i, k) for i, k in enumerate(scene.before[1:], 2)]
-    for which, distance, known in calls:
-        yield {"kind": "stale", "which": which, "distance": distance}, known
-
-
-def _same_call(a: Known, b: Known, rank: int) -> bool:
-    """Whether two calls had the same inputs, so that data of one cannot be told from data of the other."""
-    x, y = a.expected[rank], b.expected[rank]
-    return x is not None and y is not None and x.shape == y.shape and torch.equal(x, y)
-
-
 def _other_calls(scene: Scene, size: int) -> Iterator[Hypothesis]:
     """The answer, or a peer's data, of a call before or after: the same places in memory, whatever the shapes were."""
-    for about, known in _neighbours(scene):
+    for about, known in neighbours(scene):
         own = known.expected[scene.rank]
         if own is not None:
             yield Hypothesis(_padded(wide(own), size), about)
         for r, inputs in enumerate(known.inputs):
             for _, tensor in inputs:
-                if _fits(tensor, scene):
-                    yield Hypothesis(wide(tensor), {**about, "source": r})
+                if fits(tensor, scene):
+                    yield Hypothesis(wide(tensor), {**about, "sources": [r]})
 
 
 def _padded(flat: torch.Tensor, size: int) -> torch.Tensor:
@@ -343,7 +250,9 @@ def _blocks(scene: Scene) -> dict[str, Any] | None:
             {"block": i, "holds": h, "belongs": b} for i, (h, b) in enumerate(sources) if h and b and h != b
         ]
         wrong = [i for i in range(W) if not _same(*(x.narrow(d, i * size, size) for x in (expected, got, allowed)))]
-        of_one = all(m["holds"].get("of") == "output" and m["holds"].get("block") == m["block"] for m in moved)
+        of_one = len({(m["holds"]["of"], m["holds"]["rank"]) for m in moved}) == 1 and all(
+            m["holds"].get("block") == m["block"] for m in moved
+        )
         if moved and len(moved) == len(wrong) and not of_one:  # else it is simply another rank's output
             return {"kind": "blocks", "dim": d, "moved": moved, "share": 1.0}
     return None

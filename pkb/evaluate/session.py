@@ -18,7 +18,7 @@ from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.config import Config
 from pkb.draw import trial_key
-from pkb.evaluate import bound, channels, diagnosis, integrity, profiling, timing
+from pkb.evaluate import bound, channels, diagnosis, handed, integrity, profiling, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.problem import VARIANTS, Cost
@@ -344,6 +344,11 @@ class Session:
             if group is not None and error.kind == "stuck" and casualty is None:
                 waiting = sorted(group.awaited)
                 extra["diagnosis"] = diagnosis.of_deadlock(group.stacks(), waiting, self.job.world_size, self.job.source)
+            victim = casualty if error.role == "reference" else error
+            if group is not None and victim is not None and victim.kind == "died":
+                stack = handed.last_stack(group.scratch, victim.rank)
+                if crash := diagnosis.of_crash(stack, victim.rank, self.job.source):
+                    extra["diagnosis"] = crash
             self.close()  # the links are down now: reference ranks that wait for an answer say so
             owing = self._drain(error)
             if error.role == "reference":

@@ -56,6 +56,28 @@ def traceback_lines(text: str, source: str) -> list[Place]:
     ]
 
 
+def syntax_line(detail: str) -> list[int]:
+    """The line that Python's parser complained about; empty when it is another complaint."""
+    match = re.match(r"not Python: .*\(line (\d+)\)$", detail)
+    return [int(match[1])] if match else []
+
+
+def calls_of(detail: str, source: str) -> list[int]:
+    """Lines of the candidate that call a function which ``detail`` names, such as a collective; not its comments."""
+    names = set(re.findall(r"\b[a-z]\w*_\w+\b", detail))
+    called = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names)))})\s*\(") if names else None
+    lines = source.split("\n")
+    return [n for n, line in enumerate(lines, 1) if called and called.search(line.split("#")[0])][:MOST_ERRORS]
+
+
+def undefined_symbol(detail: str) -> str:
+    """The plain name of a C++ function that the loader did not find ("undefined symbol: _Z6helperi"); empty without one."""
+    match = re.search(r"undefined symbol: (?:_Z(?:N\w*?)?(\d+)(\w+)|(\w+))", detail)
+    if match is None:
+        return ""
+    return match[2][: int(match[1])] if match[1] else match[3]
+
+
 def excerpt(source: str, marked: Iterable[int], around: int = 2) -> str:
     """Numbered lines of the candidate around the marked ones, which have an arrow; gaps are shown."""
     lines = source.split("\n")

@@ -19,6 +19,8 @@ from pkb.refine.words import say
 from pkb.verdict import Verdict
 
 LOG_CHARACTERS = 1500
+#: Of many misplaced blocks the first show the pattern.
+MOST_MOVED = 4
 #: Verdicts whose rank said something before it ended that may help.
 _SPOKEN = (Verdict.RUNTIME_ERROR, Verdict.LOAD_ERROR, Verdict.OUT_OF_MEMORY, Verdict.DEADLOCK)
 
@@ -48,9 +50,14 @@ def _parts(evaluation: Evaluation, source: str, machine: Hardware, standing: Sta
     yield say("verdicts", evaluation.verdict.value, detail=evaluation.detail.strip())
     if evaluation.verdict is Verdict.COMPILE_ERROR:
         yield from _compiler(evaluation, source)
-    trace = excerpts.traceback_lines(str(evaluation.extra.get("traceback", "")), source)
+    if evaluation.verdict is Verdict.FORBIDDEN and (lines := excerpts.calls_of(evaluation.detail, source)):
+        yield say("parts", "calls", excerpt=excerpts.excerpt(source, lines))
+    trace = [p.line for p in excerpts.traceback_lines(str(evaluation.extra.get("traceback", "")), source) if p.line]
+    if evaluation.verdict is Verdict.LOAD_ERROR:
+        yield from _undefined(evaluation.detail, source)
+        trace = trace or excerpts.syntax_line(evaluation.detail)
     if trace:
-        yield say("parts", "traceback", excerpt=excerpts.excerpt(source, [p.line for p in trace if p.line]))
+        yield say("parts", "traceback", excerpt=excerpts.excerpt(source, trace))
     diagnosis = evaluation.extra.get("diagnosis")
     if isinstance(diagnosis, Mapping):
         yield from _diagnosis(diagnosis, source)
@@ -71,14 +78,21 @@ def _compiler(evaluation: Evaluation, source: str) -> Iterator[str]:
     yield say("parts", "compiler", errors="\n".join(said), excerpt=excerpts.excerpt(source, marked))
 
 
+def _undefined(detail: str, source: str) -> Iterator[str]:
+    """The loader's complaint about a C++ function without a body, in the candidate's own words."""
+    name = excerpts.undefined_symbol(detail)
+    if name and (lines := [n for n, line in enumerate(source.split("\n"), 1) if re.search(rf"\b{name}\b", line)]):
+        yield say("parts", "undefined", name=name, excerpt=excerpts.excerpt(source, lines[:6]))
+
+
 def _diagnosis(diagnosis: Mapping[str, Any], source: str) -> Iterator[str]:
     outputs: Mapping[str, Any] = diagnosis.get("outputs", {})
     if outputs:
         rank, place = next(iter(outputs.items()))
         if "where" in place:
             yield say("parts", "where", rank=rank, output=place["output"], **_where(place["where"]))
-    for finding in diagnosis.get("findings", ()):
-        yield _finding(finding, outputs)
+    for alike in _groups(diagnosis.get("findings", ())):
+        yield _finding(alike[0], outputs) + _likewise(alike[1:])
     if "stood" in diagnosis:
         yield say("parts", "stood", stood="\n".join(_stand(s) for s in diagnosis["stood"]))
         lines = [s["line"] for s in diagnosis["stood"] if "line" in s]
@@ -88,6 +102,24 @@ def _diagnosis(diagnosis: Mapping[str, Any], source: str) -> Iterator[str]:
         yield say("parts", "when", when=diagnosis["when"])
     elif diagnosis.get("variant", "plain") != "plain":
         yield say("parts", "variant", variant=say("parts", str(diagnosis["variant"])).strip())
+    if diagnosis.get("arguments"):
+        yield say("parts", "arguments", arguments=", ".join(f"`{k}={v}`" for k, v in diagnosis["arguments"].items()))
+
+
+def _groups(findings: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Findings that differ from rank to rank only in whose data or which block it was, together."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for finding in findings:
+        common = {k: v for k, v in finding.items() if k not in ("ranks", "share", "sources", "moved")}
+        groups.setdefault(repr(common), []).append(finding)
+    return list(groups.values())
+
+
+def _likewise(others: Sequence[Mapping[str, Any]]) -> str:
+    said = [
+        ranks_text(f["ranks"]) + (f" with {ranks_text(f['sources'])} in that place" if "sources" in f else "") for f in others
+    ]
+    return f" The same holds on {'; on '.join(said)}." if said else ""
 
 
 def _finding(finding: Mapping[str, Any], outputs: Mapping[str, Any]) -> str:
@@ -102,12 +134,18 @@ def _finding(finding: Mapping[str, Any], outputs: Mapping[str, Any]) -> str:
         "on": ranks_text(ranks),
         "part": "all" if finding.get("share", 1.0) > 0.99 else f"{finding['share']:.0%}",
         "output": output,
-        "from": f", from rank {finding['source']}" if "source" in finding else "",
+        "sources": ranks_text(finding["sources"]) if finding.get("sources") else "",
+        "from": f", from {ranks_text(finding['sources'])}" if finding.get("sources") else "",
         "dims": " and ".join(map(str, finding.get("dims", []))),
-        "moved": "; ".join(_moved(m) for m in finding.get("moved", [])),
+        "moved": _all_moved(finding.get("moved", [])),
         "relative": f"{finding.get('relative', 0.0):.1%}",
     }
     return say("findings", f"{kind}/{sub}" if sub else kind, **values)
+
+
+def _all_moved(moved: Sequence[Mapping[str, Any]]) -> str:
+    said = "; ".join(_moved(m) for m in moved[:MOST_MOVED])
+    return said if len(moved) <= MOST_MOVED else f"{said}; and so on for {len(moved) - MOST_MOVED} more"
 
 
 def _moved(m: Mapping[str, Any]) -> str:
@@ -138,7 +176,8 @@ def _stand(s: Mapping[str, Any]) -> str:
         "unknown": "in code that shows no Python lines",
     }
     if s["state"] != "inside":
-        return f"- rank {s['rank']}: {states[s['state']]}"
+        kernels = f"; its kernels are {', '.join(f'`{k}`' for k in s['kernels'])}" if s.get("kernels") else ""
+        return f"- rank {s['rank']}: {states[s['state']]}{kernels}"
     inside = f", inside `{s['callee']}`" if s["callee"] else ""
     return f"- rank {s['rank']}: line {s['line']} of `{s['function']}`{inside}: `{s['text']}`"
 

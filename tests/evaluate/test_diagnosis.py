@@ -52,7 +52,7 @@ def test_the_local_part_of_a_computation(judge):
 def test_what_another_rank_should_have_got(judge):
     body = "parts = total(tensor).to(tensor.dtype).chunk(2)\nreturn parts[1 - dist.get_rank()].contiguous()"
     found = judge("007_reducescatter", body)
-    assert {(f["ranks"][0], f["source"]) for f in diagnosed(found, "other rank")["findings"]} == {(0, 1), (1, 0)}
+    assert {(f["ranks"][0], f["sources"][0]) for f in diagnosed(found, "other rank")["findings"]} == {(0, 1), (1, 0)}
 
 
 def test_the_blocks_of_a_gather_in_another_order(judge):
@@ -76,7 +76,7 @@ def test_an_average_where_a_sum_is_asked_for(judge):
 
 def test_a_term_that_is_counted_twice(judge):
     body = "return (total(tensor) + everyone(tensor)[0]).to(tensor.dtype)"
-    assert first(judge("001_allreduce", body), "term doubled")["source"] == 0
+    assert first(judge("001_allreduce", body), "term doubled")["sources"] == [0]
 
 
 def test_the_answer_to_the_call_before(judge):
@@ -99,7 +99,7 @@ peer = 1 - shared.rank
 return tensor + shared.view(peer, tensor, back=1)
 """
     found = judge("001_allreduce", body)
-    assert {(f["ranks"][0], f["source"], f["distance"]) for f in diagnosed(found, "stale")["findings"]} == {
+    assert {(f["ranks"][0], f["sources"][0], f["distance"]) for f in diagnosed(found, "stale")["findings"]} == {
         (0, 1, 1),
         (1, 0, 1),
     }
@@ -187,8 +187,49 @@ def test_ranks_that_wait_at_different_places(judge):
     assert [s["callee"] for s in diagnosis["stood"]] == ["wait_signal", "barrier"]
 
 
+def test_a_root_that_is_taken_for_a_constant(judge):
+    found = judge("003_broadcast", "return everyone(tensor)[0]", parameters="tensor, src=0")
+    diagnosis = diagnosed(found, "local", "other rank")
+    assert diagnosis["arguments"] == {"src": 1} and diagnosis["findings"][1]["sources"] == [0]
+
+
+def test_ranks_that_wait_in_code_of_their_own(judge):
+    found = judge("001_allreduce", "seen = everyone(tensor)\nwhile not seen[0].isnan().all():\n    pass\nreturn tensor")
+    diagnosis = diagnosed(found, "deadlock")
+    assert diagnosis["findings"][0]["meeting"] == "busy" and {s["state"] for s in diagnosis["stood"]} == {"inside"}
+
+
+def test_where_a_rank_was_when_it_crashed(judge):
+    found = judge("001_allreduce", "import ctypes\nif dist.get_rank() == 1:\n    ctypes.string_at(0)\nreturn total(tensor)")
+    assert found.verdict is Verdict.RUNTIME_ERROR and "SIGSEGV" in found.detail
+    (stood,) = diagnosed(found, "crash")["stood"]
+    assert (stood["rank"], stood["text"], stood["callee"]) == (1, "ctypes.string_at(0)", "string_at")
+
+
+@pytest.fixture(scope="module")
+def judge_four():
+    with Evaluator(load([*SETTINGS, "ranks=4"])) as evaluator:
+        yield lambda body: evaluator.evaluate(Job("001_allreduce", candidate(body), 4, "smoke"))
+
+
+def test_addends_of_several_ranks_that_are_missing(judge_four):
+    found = judge_four("x = everyone(tensor)\nreturn (x[1].float() + x[3].float()).to(tensor.dtype)")
+    assert first(found, "term missing")["sources"] == [0, 2]
+
+
+def test_addends_of_several_ranks_from_the_call_before(judge_four):
+    body = """
+now = everyone(tensor)
+if shared.calls > 1:
+    now[2:] = [shared.view(r, tensor, back=1) for r in (2, 3)]
+return torch.stack([x.float() for x in now]).sum(0).to(tensor.dtype)
+"""
+    found = first(judge_four(body), "stale")
+    assert (found["which"], found["sources"]) == ("before", [2, 3])
+
+
 def test_a_wrong_answer_diagnosed_on_three_ranks():
     with Evaluator(load([*SETTINGS, "ranks=3"])) as evaluator:
         body = "x = everyone(tensor)\nreturn (x[0].float() + x[2].float()).to(tensor.dtype)"
         found = evaluator.evaluate(Job("001_allreduce", candidate(body), 3, "smoke"))
-    assert first(found, "term missing")["source"] == 1
+    assert first(found, "term missing")["sources"] == [1]

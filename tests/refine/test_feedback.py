@@ -87,6 +87,35 @@ def test_compiler_errors_point_to_lines_of_the_candidate(tmp_path):
     assert not built.ok and "- line 5: " in text and "->  5 |   return x + y;" in text.replace("-> 5", "->  5")
 
 
+def test_a_function_that_is_declared_and_never_defined_is_named_with_its_lines():
+    source = "SRC = '''\nint helper(int x);\nint f() { return helper(2); }\n'''\n"
+    detail = "rank 0: ImportError: lib-0.so: undefined symbol: _Z6helperi"
+    text = feedback.text(evaluation(Verdict.LOAD_ERROR, detail=detail), source, MACHINE)
+    assert "`helper` is declared or called, but nothing defines it" in text and "-> 2 | int helper(int x);" in text
+
+
+def test_a_syntax_error_shows_its_line():
+    detail = "not Python: invalid syntax (line 2)"
+    text = feedback.text(evaluation(Verdict.LOAD_ERROR, detail=detail), "def solution(x):\n    return x +\n", MACHINE)
+    assert "-> 2 |     return x +" in text
+
+
+def test_a_forbidden_collective_is_shown_where_it_is_called():
+    source = (
+        "import torch.distributed as dist\n# all_reduce(x) is slow\ndef solution(x):\n    dist.all_reduce(x)\n    return x\n"
+    )
+    detail = "rule collectives=metadata: all_reduce moved floating-point tensors (64 bytes per call)"
+    text = feedback.text(evaluation(Verdict.FORBIDDEN, detail=detail), source, MACHINE)
+    assert "-> 4 |     dist.all_reduce(x)" in text and "-> 2" not in text and "symmetric memory" in text
+
+
+def test_what_differs_from_rank_to_rank_only_in_whose_data_it_was_is_said_once():
+    found = [{"kind": "other rank", "of": "the output", "share": 1.0, "ranks": [r], "sources": [(r + 1) % 3]} for r in range(3)]
+    text = feedback.text(evaluation(Verdict.MISMATCH, extra={"diagnosis": {"findings": found}}), "", MACHINE)
+    assert text.count("The right data was exchanged") == 1
+    assert "The same holds on rank 1 with rank 2 in that place; on rank 2 with rank 0 in that place." in text
+
+
 def test_nvcc_errors_are_understood():
     log = 'cuda.cu(12): error: identifier "blokDim" is undefined\n    int i = blokDim.x;\n            ^\n\n1 error detected'
     source = "SRC = '''\nint i = blokDim.x;\n'''\n"
@@ -99,7 +128,16 @@ def test_no_number_of_the_expected_output_is_said_beyond_the_first_and_no_key(ju
     assert text.count("expected ") == 1 and "0x" not in text
     keys = {len(word) for word in text.split() if all(c in "0123456789abcdef" for c in word)}
     assert not any(length >= 16 for length in keys)
-    assert found.extra["diagnosis"].keys() <= {"when", "variant", "version", "kinds", "findings", "wrong", "outputs"}
+    assert found.extra["diagnosis"].keys() <= {
+        "when",
+        "variant",
+        "version",
+        "kinds",
+        "findings",
+        "wrong",
+        "outputs",
+        "arguments",
+    }
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -112,10 +150,10 @@ def test_every_finding_has_words_without_open_places():
     words = yaml.safe_load((conf_root() / "prompts" / "feedback" / "findings.yaml").read_text())
     where = {"share": 0.5, "shape": [4, 4], "box": [[0, 3], [1, 2]]}
     moved = [{"block": 0, "holds": {"of": "output", "rank": 1, "block": 2}, "belongs": {"of": "input `x`", "rank": 0}}]
-    for key, source in itertools.product(words, (None, 1)):
+    for key, sources in itertools.product(words, ([0], [1, 2])):
         kind, _, sub = key.partition("/")
         finding = {"kind": kind, "ranks": [0, 1], "share": 0.4, "dim": 0, "dims": [0, 1], "distance": 1, "world_size": 2}
-        finding |= {"of": "something", "factor": "2", "moved": moved, "relative": 0.02, "by": 2, "source": source or 0}
+        finding |= {"of": "something", "factor": "2", "moved": moved, "relative": 0.02, "by": 2, "sources": sources}
         if kind == "interleaved":
             finding["rank_major"] = sub == "rank_major"
         elif sub:
