@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import polars as pl
 
-from pkb.analyze.roofline import roofline
+from pkb.analyze.roofline import fastest, roofline
 from pkb.analyze.runs import Run, evaluations, generations
 from pkb.analyze.settings import apart
 from pkb.analyze.shares import mechanism_shares
@@ -17,7 +17,11 @@ from pkb.analyze.turns import gains, transitions, turn_curves
 
 @dataclass(frozen=True)
 class Details:
-    """references, candidates: ``roofline``. turns, transitions, gains: ``turns``. mechanisms: ``mechanism_shares``. notes: one line each."""
+    """What reports show beyond the tables.
+
+    references: ``roofline``. candidates: ``fastest``. turns, transitions, gains: ``turns``. mechanisms: ``mechanism_shares``.
+    notes: one line each.
+    """
 
     references: pl.DataFrame
     candidates: pl.DataFrame
@@ -27,7 +31,7 @@ class Details:
     mechanisms: pl.DataFrame
     notes: tuple[str, ...]
 
-    FRAMES: ClassVar[tuple[str, ...]] = ("references", "turns", "transitions", "gains", "mechanisms")
+    FRAMES: ClassVar[tuple[str, ...]] = ("references", "candidates", "turns", "transitions", "gains", "mechanisms")
 
 
 def details(runs: Sequence[Run], policy: str = "run") -> Details:
@@ -38,7 +42,7 @@ def details(runs: Sequence[Run], policy: str = "run") -> Details:
     turns = turn_curves(rows, answers, policy)
     return Details(
         references=pl.concat([r[0] for r in roofs]),
-        candidates=pl.concat([r[1] for r in roofs]),
+        candidates=fastest(pl.concat([r[1] for r in roofs])),
         turns=turns,
         transitions=transitions(rows.head(0) if turns.is_empty() else rows),
         gains=gains(rows, answers),

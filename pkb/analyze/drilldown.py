@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from pkb.analyze import metrics
 from pkb.analyze.metrics import CELL
 from pkb.analyze.runs import Run, evaluations, generations
 from pkb.analyze.settings import apart
@@ -29,7 +30,8 @@ _NUMBERS = ("speedup", "speedup_low", "speedup_high", "reference_ms", "candidate
 
 @dataclass(frozen=True)
 class Attempts:
-    """What a page lists. index: one row per shown turn, with ``rank`` (what to keep texts of first); total: rows there are."""
+    """What a page lists. index: one row per shown turn, with ``rank`` (what to keep texts of first) and ``stands`` (whether the
+    turn stands for its attempt in the tables); total: rows there are."""
 
     index: pl.DataFrame
     total: int
@@ -42,15 +44,15 @@ def labelled(runs: Sequence[Run]) -> tuple[pl.LazyFrame, pl.LazyFrame]:
     return rows, answers
 
 
-def listed(rows: pl.LazyFrame, answers: pl.LazyFrame, limit: int = LISTED) -> Attempts:
+def listed(rows: pl.LazyFrame, answers: pl.LazyFrame, policy: str = "run", limit: int = LISTED) -> Attempts:
     """The rows to list: all of them, or per model and problem the fastest three and two of every verdict, up to ``limit``.
 
     Attempts that the provider lost are listed with their generation's status in place of a verdict.
     """
-    judged = rows.select(*KEY, "verdict", *_NUMBERS)
+    judged = rows.select(*KEY, metrics.verdict_under(policy), *_NUMBERS)
     outside = [s.value for s in GenerationStatus if not s.counts]
     lost = answers.filter(pl.col("status").is_in(outside)).select(*KEY, verdict="status")
-    every = pl.concat([judged, lost], how="diagonal")
+    every = pl.concat([judged, lost], how="diagonal").unique(KEY, keep="last")
     total = every.select(pl.len()).collect().item()
     eligible = (pl.col("verdict") == "correct") & ~pl.col("shared_device")
     speed = pl.when(eligible).then(pl.col("speedup"))
@@ -62,8 +64,19 @@ def listed(rows: pl.LazyFrame, answers: pl.LazyFrame, limit: int = LISTED) -> At
     if total > limit:
         ranked = ranked.filter(pl.col("rank") < 3).sort("rank", *KEY).head(limit)
     index = ranked.sort(KEY).collect()
-    told = _of(rows.select(*KEY, mechanism=mechanism_of(pl.col("extra"))), index)
-    return Attempts(index.join(told, on=KEY, how="left", maintain_order="left"), total)
+    told = _of(rows.select(*KEY, mechanism=mechanism_of(pl.col("extra"))), index).unique(KEY, keep="last")
+    index = index.join(told, on=KEY, how="left", maintain_order="left")
+    return Attempts(index.with_columns(_stands(rows, answers, index, policy)), total)
+
+
+def _stands(rows: pl.LazyFrame, answers: pl.LazyFrame, index: pl.DataFrame, policy: str) -> pl.Series:
+    """For every row of the index, whether it is the turn of its attempt that the tables count, or the answer that was lost."""
+    tries, lost = metrics.without_lost(metrics.attempts(rows, policy), answers)
+    counted = tries.select(*KEY, stands=True).collect(engine="streaming")
+    gone = lost.select(*metrics.ATTEMPT, verdict="status", gone=True)
+    found = index.join(counted, on=KEY, how="left", maintain_order="left")
+    found = found.join(gone, on=[*metrics.ATTEMPT, "verdict"], how="left", maintain_order="left")
+    return found.select(stands=pl.col("stands").fill_null(False) | pl.col("gone").fill_null(False)).to_series()
 
 
 def texts(rows: pl.LazyFrame, answers: pl.LazyFrame, index: pl.DataFrame) -> Iterator[tuple[int, dict[str, Any]]]:

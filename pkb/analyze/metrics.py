@@ -16,6 +16,7 @@ import polars as pl
 from pkb.analyze.bootstrap import estimates
 from pkb.analyze.runs import describe
 from pkb.errors import UserError
+from pkb.verdict import GenerationStatus
 
 CELL = ["run", "model", "problem"]
 ATTEMPT = [*CELL, "attempt"]
@@ -24,21 +25,16 @@ ATTEMPT = [*CELL, "attempt"]
 def attempts(evaluations: pl.LazyFrame | pl.DataFrame, policy: str = "run") -> pl.LazyFrame:
     """One row per attempt from rows of evaluations, which are one per turn.
 
-    Columns: run, model, problem, attempt, verdict, correct, counts (false when only the harness failed), speedup and
-    speedup_low (null unless correct, timed on unshared devices, and a positive number), turns, solved_turn (0-based, null if never).
+    Columns: run, model, problem, attempt, turn (the one that stands for the attempt), verdict, correct, counts (false when only
+    the harness failed), speedup and speedup_low (null unless correct, timed on unshared devices, and a positive number), turns,
+    solved_turn (0-based, null if never).
     An attempt of several turns is its best turn: correct, then largest lower end of the speedup's interval, then earliest;
     if none is correct, its last turn. One that no turn solved and where the harness failed at some turn does not count.
     policy: "run" takes verdicts as recorded; "any" puts the verdict that the values alone deserve in place of ``forbidden``.
     """
-    if policy not in ("run", "any"):
-        raise UserError(f"policy={policy}: must be run or any")
     rows = evaluations.lazy()
-    verdict = pl.col("verdict")
-    if policy == "any":
-        told = (verdict == "forbidden") & pl.col("measured").is_not_null()
-        verdict = pl.when(told).then(pl.col("measured")).otherwise(verdict).alias("verdict")
     eligible = (pl.col("verdict") == "correct") & ~pl.col("shared_device") & is_ratio("speedup")
-    rows = rows.select(*ATTEMPT, "turn", verdict, "speedup", "speedup_low", "shared_device").select(
+    rows = rows.select(*ATTEMPT, "turn", verdict_under(policy), "speedup", "speedup_low", "shared_device").select(
         *ATTEMPT,
         "turn",
         "verdict",
@@ -50,6 +46,15 @@ def attempts(evaluations: pl.LazyFrame | pl.DataFrame, policy: str = "run") -> p
     return _best_turns(rows) if several else _only_turns(rows)
 
 
+def verdict_under(policy: str) -> pl.Expr:
+    """The verdict of a row; with policy "any" the one that its values alone deserve. Raises UserError for another policy."""
+    if policy not in ("run", "any"):
+        raise UserError(f"policy={policy}: must be run or any")
+    verdict = pl.col("verdict")
+    told = (verdict == "forbidden") & pl.col("measured").is_not_null()
+    return verdict if policy == "run" else pl.when(told).then(pl.col("measured")).otherwise(verdict).alias("verdict")
+
+
 def is_ratio(column: str) -> pl.Expr:
     """Whether a number can be a time, or a ratio of two times. Polars ranks nan above every number, so that it would count as fast."""
     return pl.col(column).is_finite() & (pl.col(column) > 0)
@@ -58,6 +63,7 @@ def is_ratio(column: str) -> pl.Expr:
 def _only_turns(rows: pl.LazyFrame) -> pl.LazyFrame:
     return rows.select(
         *ATTEMPT,
+        "turn",
         "verdict",
         "correct",
         "speedup",
@@ -71,26 +77,32 @@ def _only_turns(rows: pl.LazyFrame) -> pl.LazyFrame:
 def _best_turns(rows: pl.LazyFrame) -> pl.LazyFrame:
     rank = [
         pl.col("correct"),
+        pl.col("verdict") == "harness_error",  # one that was never solved is then outside: who knows what that turn was
         pl.col("speedup_low").fill_null(-1.0),
         pl.when("correct").then(-pl.col("turn")).otherwise("turn"),
     ]
-    last = pl.all().sort_by(rank, descending=True).first()
-    facts = rows.group_by(ATTEMPT).agg(
+    best = rows.group_by(ATTEMPT).agg(
+        pl.all().sort_by(rank, descending=True).first(),
         turns=pl.len(),
         solved_turn=pl.col("turn").filter("correct").min(),
-        broken=(pl.col("verdict") == "harness_error").any() & ~pl.col("correct").any(),
     )
-    best = rows.group_by(ATTEMPT).agg(last)
-    return best.join(facts, on=ATTEMPT).select(
-        *ATTEMPT,
-        pl.when("broken").then(pl.lit("harness_error")).otherwise("verdict").alias("verdict"),
-        "correct",
-        "speedup",
-        "speedup_low",
-        counts=~pl.col("broken"),
-        turns=pl.col("turns"),
-        solved_turn=pl.col("solved_turn"),
-    )
+    return best.with_columns(counts=pl.col("verdict") != "harness_error")
+
+
+def without_lost(tries: pl.LazyFrame, answers: pl.LazyFrame) -> tuple[pl.LazyFrame, pl.DataFrame]:
+    """The attempts (of ``attempts``) without those that the provider cut short, and these: run, model, problem, attempt, status.
+
+    answers: rows of generations. An attempt of several turns is cut short when the provider fails at one of them before any is
+    solved.
+    """
+    outside = [s.value for s in GenerationStatus if not s.counts]
+    failed = answers.filter(pl.col("status").is_in(outside)).select(*ATTEMPT, "status")
+    lost = failed.unique(ATTEMPT, keep="any").collect()
+    if lost.is_empty():
+        return tries, lost
+    solved = tries.filter("correct").select(ATTEMPT)
+    lost = lost.lazy().join(solved, on=ATTEMPT, how="anti").collect()
+    return tries.join(lost.lazy(), on=ATTEMPT, how="anti"), lost
 
 
 def unbiased(n: pl.Expr, c: pl.Expr, k: int) -> pl.Expr:

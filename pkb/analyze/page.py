@@ -32,7 +32,7 @@ def write_page(found: Tables, out: Path, assets: bool = False, policy: str = "ru
 
     more = details(found.runs, policy)
     rows, answers = drilldown.labelled(found.runs)
-    attempts = drilldown.listed(rows, answers)
+    attempts = drilldown.listed(rows, answers, policy)
     pieces = drilldown.chunks(drilldown.texts(rows, answers, attempts.index), None if assets else BUDGET)
     where: dict[int, int] = {}
     inside: list[str] = []

@@ -119,3 +119,17 @@ def roofline(run: Run, evaluations: pl.LazyFrame) -> tuple[pl.DataFrame, pl.Data
     candidates = right.join(found.lazy(), on=CASE).with_columns(utilisation=pl.col("bound_ms") / pl.col("candidate_ms"))
     shown = [*keys, "binding", "bound_ms", "reference_ms", "candidate_ms", "speedup", "utilisation"]
     return references.sort("run", *CASE), candidates.select(shown).sort(keys).collect(), notes
+
+
+def fastest(candidates: pl.DataFrame) -> pl.DataFrame:
+    """The fastest candidate of every model at every problem, from ``candidates`` of ``roofline``.
+
+    Returns run, model, problem, timed (candidates), attempt, turn, binding, bound_ms, reference_ms, candidate_ms, speedup,
+    utilisation (bound / time) and headroom (time / bound).
+    """
+    group = ["run", "model", "problem"]
+    others = [c for c in candidates.columns if c not in group]
+    first = candidates.group_by(group).agg(
+        pl.len().cast(pl.Int64).alias("timed"), pl.col(others).sort_by("candidate_ms").first()
+    )
+    return first.with_columns(headroom=pl.col("candidate_ms") / pl.col("bound_ms")).sort(group)

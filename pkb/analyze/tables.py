@@ -14,7 +14,7 @@ from pkb.analyze import metrics
 from pkb.analyze.bootstrap import differences, estimates
 from pkb.analyze.runs import Run, describe, evaluations, generations, naming_damage, open_runs
 from pkb.analyze.settings import SETTING, apart, differences_between, measured_under
-from pkb.verdict import GenerationStatus, Verdict
+from pkb.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +78,7 @@ def tables(paths: Sequence[Path | str], policy: str = "run") -> Tables:
         unlike = differences_between(runs, [measured_under(r, rows) for r, rows, _ in read])
         pairs = [apart(*one) for one in read]
         rows, answers = (pl.concat(frames) for frames in zip(*pairs, strict=True))
-        tries, lost = _without_lost(metrics.attempts(rows, policy), answers)
+        tries, lost = metrics.without_lost(metrics.attempts(rows, policy), answers)
         counted = tries.group_by(metrics.CELL).agg(pl.col("counts").sum()).select(pl.col("counts").max())
         failed = tries.filter(~pl.col("counts")).select(*metrics.ATTEMPT, reason="verdict")
         most, verdicts, spent, broken = pl.collect_all([counted, _verdicts(tries), _spent(answers), failed])
@@ -188,21 +188,6 @@ def _narrow(rows: pl.LazyFrame, columns: Sequence[str]) -> pl.LazyFrame:
 def _ks(most: int) -> tuple[int, ...]:
     """The k worth showing when the best supplied problem has ``most`` attempts: 1 and 3, then up to 10, then 100."""
     return tuple(sorted({*KS, max(min(most, 10), *KS), *([100] if most >= 100 else [])}))
-
-
-def _without_lost(tries: pl.LazyFrame, answers: pl.LazyFrame) -> tuple[pl.LazyFrame, pl.DataFrame]:
-    """The attempts without those that the provider cut short, and these: run, model, problem, attempt, status.
-
-    An attempt of several turns is cut short when the provider fails at one of them before any is solved.
-    """
-    outside = [s.value for s in GenerationStatus if not s.counts]
-    failed = answers.filter(pl.col("status").is_in(outside)).select(*metrics.ATTEMPT, "status")
-    lost = failed.unique(metrics.ATTEMPT, keep="any").collect()
-    if lost.is_empty():
-        return tries, lost
-    solved = tries.filter("correct").select(metrics.ATTEMPT)
-    lost = lost.lazy().join(solved, on=metrics.ATTEMPT, how="anti").collect()
-    return tries.join(lost.lazy(), on=metrics.ATTEMPT, how="anti"), lost
 
 
 def _verdicts(tries: pl.LazyFrame) -> pl.LazyFrame:

@@ -64,7 +64,7 @@ def test_every_section_is_drawn_without_errors(browser: Browser, folder: Path, p
     charts = "[...document.querySelectorAll('section:not([hidden]) .chart')]"
     assert browser.evaluate(f"{charts}.filter((c) => !c.querySelector('svg.main-svg')).map((c) => c.id)") == []
     assert browser.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
-    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page scrolls sideways"
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     assert browser.evaluate("document.getElementById('turns').hidden") == (page != "two.html")
     settled(browser, folder / page)
 
@@ -98,6 +98,20 @@ def test_a_number_leads_to_the_attempts_behind_it(browser: Browser, folder: Path
     assert {r[1] for r in rows} == {"demo-slow"} and {r[3] for r in rows} == {"correct"}
     assert all(float(r[4].split("x")[0]) > 1 for r in rows)
     settled(browser, folder)
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["demo.html", "two.html"])
+def test_verdict_counts_are_those_of_the_attempts_that_they_lead_to(browser: Browser, folder: Path, page: str) -> None:
+    """An attempt of several turns counts once, by the turn that stands for it."""
+    browser.open(folder / page)
+    links = "[...document.querySelectorAll('#verdicts tbody a, #denominators a')]"
+    for i in range(browser.evaluate(f"{links}.length")):
+        wanted = int(browser.evaluate(f"{links}[{i}].innerText").split()[0])
+        address = browser.evaluate(f"{links}[{i}].getAttribute('href')")
+        browser.evaluate(f"location.hash = {json.dumps(address)}")
+        browser.wait(f"document.getElementById('attempt-count').innerText.startsWith({json.dumps(f'{wanted} attempts')})")
+    settled(browser, folder / page)
 
 
 @needs_browser

@@ -33,6 +33,8 @@ function matches(a) {
   if (f.category && problemOf(a).category !== f.category) return false;
   if (f.project && problemOf(a).project !== f.project) return false;
   if (f.problem && problemName(a) !== f.problem) return false;
+  if (f.stands && !a.stands) return false;
+  if (f.turn !== undefined && a.turn !== Number(f.turn)) return false;
   if (f.mechanism && a.mechanism !== f.mechanism) return false;
   if (f.faster !== undefined && !isFast(a, Number(f.faster))) return false;
   if (f.verdict === 'fast') return isFast(a);
@@ -59,7 +61,7 @@ function prepareFilters() {
   fillSelect(form.elements.mechanism, [all, ...mechanisms.map((m) => [m, m])]);
   form.addEventListener('change', () => {
     const chosen = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ''));
-    location.hash = attemptsHash(chosen);
+    location.hash = attemptsHash({ stands: null, ...chosen });
   });
   form.addEventListener('reset', () => {
     location.hash = 'attempts?';
@@ -75,7 +77,7 @@ function applyFilter(query) {
   filter = Object.fromEntries(new URLSearchParams(query));
   page = 0;
   const form = byId('filters');
-  for (const name of ['series', 'category', 'problem', 'verdict', 'mechanism']) form.elements[name].value = filter[name] ?? '';
+  for (const name of ['series', 'category', 'problem', 'verdict', 'mechanism', 'stands']) form.elements[name].value = filter[name] ?? '';
   drawAttempts();
 }
 
@@ -137,10 +139,12 @@ function drawAttempts() {
         element('td', { class: 'text' }, a.mechanism ?? '-'),
       ]),
   );
-  const said = Object.entries({ project: filter.project, 'faster than': filter.faster && `${filter.faster}x` })
+  const turn = filter.turn === undefined ? null : Number(filter.turn) + 1;
+  const said = Object.entries({ project: filter.project, turn, 'faster than': filter.faster && `${filter.faster}x` })
     .filter(([, v]) => v)
     .map(([k, v]) => `, ${k} ${v}`);
-  fill('attempt-count', `${found.length.toLocaleString('en')} attempts${said.join('')}`);
+  const what = turns && !filter.stands ? 'turns of attempts' : 'attempts';
+  fill('attempt-count', `${found.length.toLocaleString('en')} ${what}${said.join('')}`);
   const go = (to, label) =>
     element(
       'button',

@@ -27,6 +27,7 @@ function verdictsIn(rows) {
 }
 const FRAMES = DATA.frames;
 const SERIES = DATA.series;
+const SEVERAL_TURNS = FRAMES.turns.turns.length > 0;
 const hidden = new Set(); // numbers of series that are switched off
 
 /** Rows of a frame as objects, each with the number of its series. */
@@ -77,12 +78,17 @@ function fillSelect(select, options, chosen) {
   select.replaceChildren(...options.map(([value, label]) => element('option', { value, selected: value === chosen }, label)));
 }
 
-/** Where the attempts behind a number are listed. */
-function attemptsLink(filter, ...content) {
+/** The address of the attempts behind a number: of each attempt the turn that stands for it, unless the filter says stands: null. */
+function attemptsHash(filter) {
   const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(filter)) if (value !== undefined && value !== null) query.set(name, value);
-  return element('a', { href: `#attempts?${query}` }, ...content);
+  const whole = SEVERAL_TURNS ? { stands: 1, ...filter } : { ...filter, stands: null };
+  for (const [name, value] of Object.entries(whole)) if (value !== undefined && value !== null) query.set(name, value);
+  return `attempts?${query}`;
 }
+const attemptsLink = (filter, ...content) => element('a', { href: `#${attemptsHash(filter)}` }, ...content);
+/** A cell with the name of a model, which may be long. */
+const nameCell = (series) => element('td', { class: 'name' }, SERIES[series].label);
+const nameHead = (series) => element('th', { scope: 'col', class: 'wide' }, SERIES[series].label);
 
 const percent = (x) => (x === null || x === undefined ? '-' : `${(100 * x).toFixed(x > 0 && x < 0.1 ? 1 : 0)} %`);
 const points = (x) => `${x > 0 ? '+' : ''}${(100 * x).toFixed(1)}`;

@@ -44,7 +44,10 @@ function drawBoard() {
     const cost = counts.get(s) ?? {};
     const spent = category
       ? []
-      : [dollars(cost.cost_usd, cost.cost_unknown), dollars(cost.cost_per_correct, cost.cost_unknown)];
+      : [
+          attemptsLink({ series: s, stands: null }, dollars(cost.cost_usd, cost.cost_unknown)),
+          attemptsLink({ series: s, verdict: 'correct' }, dollars(cost.cost_per_correct, cost.cost_unknown)),
+        ];
     const speedup = of.get(`${s}/speedup`);
     return [
       element(
@@ -132,10 +135,10 @@ function drawDifferences() {
     ['model', element('th', { class: 'text' }, 'minus'), 'difference, points', '95 % interval', 'problems'],
     rows.map((r) => {
       const certain = r.low !== null && (r.low > 0 || r.high < 0);
-      const name = (series) => SERIES[series].label;
+      const link = (series) => attemptsLink({ series, verdict: metric.startsWith('fast') ? 'fast' : 'correct' }, SERIES[series].label);
       return [
-        name(r.series),
-        element('td', { class: 'text' }, name(seriesOf(r.other_run, r.other))),
+        element('td', { class: 'name' }, link(r.series)),
+        element('td', { class: 'text' }, link(seriesOf(r.other_run, r.other))),
         element('td', {}, r.value === null ? '-' : element(certain ? 'b' : 'span', {}, points(r.value))),
         r.low === null ? '-' : `${points(r.low)} to ${points(r.high)}`,
         r.problems,
@@ -155,7 +158,7 @@ function drawHeat() {
   const fast = byId('heat-metric').value.startsWith('fast');
   fillTable(
     'heat',
-    [column, ...shownSeries().map((s) => SERIES[s].label)],
+    [column, ...shownSeries().map(nameHead)],
     groups.map((group) => [
       element('td', {}, attemptsLink(filterBy(group), group), element('small', {}, ` ${sizes.get(group)}`)),
       ...shownSeries().map((s) =>
@@ -212,7 +215,7 @@ function drawMatrix() {
       ),
     );
   }
-  fillTable('matrix', ['problem (framed: some attempt is faster)', ...columns.map((s) => SERIES[s].label)], body);
+  fillTable('matrix', ['problem (framed: some attempt is faster)', ...columns.map(nameHead)], body);
 }
 
 function drawVerdicts() {
@@ -223,7 +226,7 @@ function drawVerdicts() {
     'verdicts',
     ['model', ...present.map(plain)],
     shownSeries().map((s) => [
-      SERIES[s].label,
+      nameCell(s),
       ...present.map((v) =>
         of.has(`${s}/${v}`) ? attemptsLink({ series: s, verdict: v }, of.get(`${s}/${v}`).attempts) : '0',
       ),
@@ -234,6 +237,20 @@ function drawVerdicts() {
 function drawBounds() {
   const rows = rowsOf('references').sort((a, b) => a.utilisation - b.utilisation);
   const several = new Set(rows.map((r) => r.run)).size > 1;
+  const best = new Map();
+  for (const c of rowsOf('candidates').filter((r) => shown(r.series))) {
+    const key = JSON.stringify([c.run, c.problem]);
+    if (!best.has(key) || c.candidate_ms < best.get(key).candidate_ms) best.set(key, c);
+  }
+  const fastest = (r) => best.get(JSON.stringify([r.run, r.problem]));
+  const candidate = (c) =>
+    c
+      ? [
+          attemptsLink({ series: c.series, problem: c.problem, verdict: 'correct', stands: null }, milliseconds(c.candidate_ms)),
+          percent(c.utilisation),
+          element('td', { class: 'text' }, SERIES[c.series].label),
+        ]
+      : ['-', '-', '-'];
   fillTable(
     'bounds',
     [
@@ -248,6 +265,9 @@ function drawBounds() {
       'reference',
       'utilisation',
       'headroom',
+      'fastest candidate',
+      'its utilisation',
+      'its model',
     ],
     rows.map((r) => [
       element('td', {}, attemptsLink({ problem: r.problem }, r.problem)),
@@ -261,6 +281,7 @@ function drawBounds() {
       milliseconds(r.reference_ms),
       percent(r.utilisation),
       times(r.headroom),
+      ...candidate(fastest(r)),
     ]),
   );
 }
@@ -271,8 +292,8 @@ function drawGains() {
     'gains',
     ['model', 'turns', 'problems solved', 'added', 'cost of the turn', 'cost per added', 'nothing more after'],
     rows.map((r) => [
-      SERIES[r.series].label,
-      r.turns,
+      nameCell(r.series),
+      attemptsLink({ series: r.series, turn: r.turns - 1, stands: null }, r.turns),
       r.solved,
       r.added,
       dollars(r.cost_usd, 0),

@@ -40,8 +40,6 @@ function draw(id, traces, more, height) {
   });
 }
 
-const attemptsHash = (filter) => `attempts?${new URLSearchParams(filter)}`;
-
 function drawCurves() {
   const k = Number(byId('curve-k').value);
   const rows = rowsOf('curves').filter((r) => r.k === k);
@@ -105,7 +103,7 @@ function stackedShares(id, rows, kind, count, colors, order) {
         text: mine.map((r) => (r ? String(r[count]) : '')),
         textposition: 'inside',
         insidetextanchor: 'middle',
-        customdata: series.map((s) => attemptsHash({ series: s, [kind]: v })),
+        customdata: series.map((s) => attemptsHash({ series: s, [kind]: v, ...(kind === 'mechanism' && { stands: null }) })),
         hovertemplate: `%{y}: %{text} (%{x:.1%})<extra>${plain(v)}</extra>`,
       };
     });

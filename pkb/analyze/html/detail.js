@@ -58,6 +58,8 @@ function attemptView(a, texts, absent) {
     ),
   );
   const t = texts ?? {};
+  const run = SERIES[a.series]?.run;
+  const roof = rowsOf('references').find((r) => r.run === run && r.problem === problemName(a));
   const facts = [
     ['verdict', plain(a.verdict) + (t.measured ? ` (by its values alone: ${plain(t.measured)})` : '')],
     ['ended at', t.stage],
@@ -65,7 +67,9 @@ function attemptView(a, texts, absent) {
     ['speedup', a.speedup === null ? null : speedText(a)],
     ['reference', a.reference_ms === null ? null : milliseconds(a.reference_ms)],
     ['candidate', a.candidate_ms === null ? null : milliseconds(a.candidate_ms)],
-    ['largest error', a.max_error === null || a.max_error === undefined ? null : `${a.max_error} of the tolerance`],
+    ['physical bound', roof && `${milliseconds(roof.bound_ms)}, set by ${roof.binding}; the reference uses ${percent(roof.utilisation)} of it`],
+    ['utilisation', roof && a.candidate_ms ? percent(roof.bound_ms / a.candidate_ms) : null],
+    ['largest error', a.max_error === null || a.max_error === undefined ? null : `${+a.max_error.toPrecision(3)} times the tolerance`],
     ['trials', t.trials],
     [
       'measured on',
@@ -74,8 +78,8 @@ function attemptView(a, texts, absent) {
     ],
     ['seconds by stage', t.seconds_by_stage && listing(t.seconds_by_stage)],
     ['collective bytes per rank and call', t.collective_bytes],
-    ['mechanism', t.extra?.mechanism && listing({ ...t.extra.mechanism, evidence: undefined, version: undefined })],
-    ['prompt', t.prompt_hash],
+    ['mechanism', t.extra?.mechanism && mechanismText(t.extra.mechanism)],
+    ['prompt hash', t.prompt_hash],
     [
       'answer',
       t.status &&
@@ -113,6 +117,8 @@ function attemptView(a, texts, absent) {
   ].filter(Boolean);
 }
 
+const mechanismText = ({ primary, used }) =>
+  primary + ((used ?? []).length > 1 ? `; also ${used.filter((m) => m !== primary).join(', ')}` : '');
 const listing = (object) =>
   typeof object === 'string'
     ? object
