@@ -78,8 +78,15 @@ def mechanism(source: str, sass: str | None = None) -> dict[str, Any]:
         talks = any(e["mechanism"] != "none" for e in found)
         found += [e for e in built if e["mechanism"] != "load/store" or talks]
     used = [m for m in MECHANISMS if any(e["mechanism"] == m for e in found)]
-    kept = [e for m in used for e in [x for x in found if x["mechanism"] == m][:_KEPT]]
+    kept = [e for m in used for e in _kept([x for x in found if x["mechanism"] == m])]
     return {"version": VERSION, "primary": used[0] if used else "none", "used": used, "evidence": kept}
+
+
+def _kept(evidence: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The first pieces of evidence for one mechanism, with one from the binary among them if there is any: it weighs most."""
+    binary = [e for e in evidence if e["where"] == "binary"]
+    source = [e for e in evidence if e["where"] != "binary"][: _KEPT - len(binary[:1])]
+    return [*source, *binary][:_KEPT]
 
 
 def _evidence(kind: str, where: str, text: str) -> dict[str, str]:

@@ -169,3 +169,9 @@ def test_a_huge_source_takes_no_longer_than_reading_it() -> None:
         begin = time.perf_counter()
         mechanism(source)
         assert time.perf_counter() - begin < 10
+
+
+def test_evidence_from_the_binary_is_kept_beside_the_source() -> None:
+    lines = [f'asm volatile("multimem.ld_reduce.{i}");' for i in range(5)]
+    found = mechanism(KERNEL % "\n".join(lines), "LDGMC.E.ADD.F32x4.RN.STRONG.SYS")
+    assert [e["where"] for e in found["evidence"]] == ["line 5", "line 6", "binary"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ def test_a_disassembler_that_fails_tells_nothing(tmp_path: Path, monkeypatch: py
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert opcodes_of(tmp_path / "library.so") == ""
+
+
+def test_the_disassembler_of_triton_serves_where_cuda_brings_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool.parent.mkdir(parents=True)
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('must not be imported')\n")
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{SASS}\nEND\n")
+    tool.chmod(0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    real = shutil.which
+    monkeypatch.setattr("shutil.which", lambda name: real(name) if str(tmp_path) in name else None)
+    assert "LDGMC.E.ADD.F32x4.RN.STRONG.SYS" in opcodes_of(tmp_path / "library.so")
