@@ -12,7 +12,7 @@ from pkb.analyze.roofline import fastest, roofline
 from pkb.analyze.runs import Run, evaluations, generations
 from pkb.analyze.settings import apart
 from pkb.analyze.shares import mechanism_shares
-from pkb.analyze.turns import gains, transitions, turn_curves
+from pkb.analyze.turns import gains, open_ends, transitions, turn_curves
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def details(runs: Sequence[Run], policy: str = "run") -> Details:
     """All of it for these runs, side by side."""
     pairs = [apart(r, evaluations(r), generations(r)) for r in runs]
     rows, answers = (pl.concat(frames) for frames in zip(*pairs, strict=True))
+    refined = [one for r, (one, _) in zip(runs, pairs, strict=True) if r.several_turns]
     roofs = [roofline(run, one) for run, (one, _) in zip(runs, pairs, strict=True)]
     turns = turn_curves(rows, answers, policy)
     return Details(
@@ -47,5 +48,5 @@ def details(runs: Sequence[Run], policy: str = "run") -> Details:
         transitions=transitions(rows.head(0) if turns.is_empty() else rows),
         gains=gains(rows, answers),
         mechanisms=mechanism_shares(rows),
-        notes=tuple(note for r in roofs for note in r[2]),
+        notes=(*(note for r in roofs for note in r[2]), *(note for one in refined for note in open_ends(one))),
     )

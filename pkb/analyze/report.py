@@ -36,7 +36,7 @@ def render(
 
     found = tables(runs, policy)
     if out is None:
-        return _as_text(found) if format == "table" else _json_text(found, policy)
+        return _as_text(found, policy) if format == "table" else _json_text(found, policy)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if format == "html":
@@ -44,7 +44,7 @@ def render(
 
             write_page(found, out, assets, policy)
         else:
-            write_atomic(out, _as_text(found) if format == "table" else _json_text(found, policy))
+            write_atomic(out, _as_text(found, policy) if format == "table" else _json_text(found, policy))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     return None
@@ -73,15 +73,15 @@ def _json_text(found: Tables, policy: str) -> str:
     return json.dumps(as_json(found, details(found.runs, policy)), indent=1, allow_nan=False) + "\n"
 
 
-def _as_text(found: Tables) -> str:
+def _as_text(found: Tables, policy: str) -> str:
     import io
 
     from rich.console import Console
 
-    from pkb.analyze.terminal import summary_tables
+    from pkb.analyze.terminal import summary_tables, turn_tables
 
     buffer = io.StringIO()
     console = Console(file=buffer, width=120)
-    for part in summary_tables(found):
+    for part in [*summary_tables(found), *turn_tables(found.runs, policy)]:
         console.print(part, highlight=False)
     return buffer.getvalue()

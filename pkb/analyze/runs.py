@@ -74,6 +74,11 @@ class Run:
         return str((self.config.get("integrity") or {}).get("collectives", ""))
 
     @property
+    def several_turns(self) -> bool:
+        """Whether attempts of this run may have more than one turn."""
+        return int((self.config.get("agent") or {}).get("max_turns", 1)) > 1
+
+    @property
     def hardware(self) -> str:
         """The hardware profile of the run's prompts, builds and rooflines; empty when nothing names one."""
         recorded = self.meta.get("hardware")

@@ -135,9 +135,10 @@ def summary(paths: Sequence[Path | str], policy: str = "run") -> pl.DataFrame:
 
 def print_summary(run: Path, console: Console) -> None:
     """Print a run's table: what ``pkb sweep`` ends with."""
-    from pkb.analyze.terminal import summary_tables
+    from pkb.analyze.terminal import summary_tables, turn_tables
 
-    for part in summary_tables(tables([run]), console.width):
+    found = tables([run])
+    for part in [*summary_tables(found, console.width), *turn_tables(found.runs)]:
         console.print(part, highlight=False)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 from rich.table import Table
 from rich.text import Text
 
-from pkb.analyze.runs import about
+from pkb.analyze.runs import Run, about, evaluations, generations
 from pkb.analyze.tables import Tables
+from pkb.analyze.turns import gains, open_ends, turn_curves
 from pkb.verdict import Verdict
 
 #: Shown where a number is not defined.
@@ -66,6 +67,49 @@ def _verdict_table(found: Tables) -> Table:
         numbers = [str(counts.get((run, model, verdict), 0)) for run, model in models]
         table.add_row(Text(verdict.replace("_", " ")), *numbers)
     return table
+
+
+def turn_tables(runs: Sequence[Run], policy: str = "run") -> list[Table | Text]:
+    """What further turns bought, for those of the runs whose attempts may have several; empty without any.
+
+    Turns that changed nothing are left out, save the first and the last.
+    """
+    refined = [r for r in runs if r.several_turns]
+    if not refined:
+        return []
+    rows, answers = (pl.concat([read(r) for r in refined]) for read in (evaluations, generations))
+    curves, gained = turn_curves(rows, answers, policy), gains(rows, answers)
+    if curves.is_empty():
+        return [Text(line) for line in open_ends(rows)]
+    table = Table(title="What further turns bought: had every attempt been stopped after so many", title_justify="left")
+    several = len(runs) > 1
+    for name in [*(["run"] if several else []), "model"]:
+        table.add_column(name, overflow="fold")
+    for name in ("turns", "pass@1", "fast1@1", "problems\nsolved", "cost\nso far", "cost per\nproblem added"):
+        table.add_column(name, justify="right")
+    points = {(r["run"], r["model"], r["turns"], r["metric"]): r for r in curves.iter_rows(named=True)}
+    before: tuple[Any, ...] = ()
+    last = {(r["run"], r["model"]): r["turns"] for r in gained.sort("turns").iter_rows(named=True)}
+    lines = []
+    for row in gained.iter_rows(named=True):
+        own = (row["run"], row["model"])
+        passed, fast = (points.get((*own, row["turns"], metric)) for metric in ("pass@1", "fast1@1"))
+        if passed is None:
+            continue
+        now = (*own, _percent(passed), _percent(fast), row["solved"])
+        if now != before or row["turns"] == last[own]:
+            table.add_row(
+                *(Text(n) for n in ([row["run"]] if several else []) + [row["model"]]),
+                str(row["turns"]),
+                *now[2:4],
+                f"{row['solved']}" + (f" (+{row['added']})" if row["added"] and row["turns"] > 1 else ""),
+                _dollars(passed["cost_usd"], 0),
+                NONE if row["cost_per_added"] is None else _dollars(row["cost_per_added"], 0),
+            )
+        before = now
+        if row["turns"] == last[own] and row["plateau"] is not None:
+            lines.append(f"{row['model']}: no further problem solved after turn {row['plateau']} of {last[own]}")
+    return [table, *(Text(line) for line in [*lines, *open_ends(rows)])]
 
 
 def _denominators(found: Tables) -> list[str]:

@@ -86,3 +86,29 @@ def gains(rows: pl.LazyFrame, answers: pl.LazyFrame) -> pl.DataFrame:
         plateau=(pl.col("turn").cast(pl.Int64) + 1).filter(pl.col("added") > 0).max().over(MODEL),
     )
     return full.select([pl.col(c).cast(t) for c, t in _GAINS.items()]).collect()
+
+
+def open_ends(rows: pl.LazyFrame) -> list[str]:
+    """One line per model with attempts of several turns that are not over, or whose result no judgement apart has confirmed.
+
+    rows: evaluations of runs with ``agent.max_turns`` above 1, with ``extra``. Both happen when a session is stopped.
+    """
+    told = rows.select(
+        *metrics.ATTEMPT,
+        "turn",
+        correct=pl.col("verdict") == "correct",
+        ended=pl.col("extra").str.json_path_match("$.ended.rule").is_not_null(),
+        final=pl.col("extra").str.json_path_match("$.final") == "true",
+    )
+    confirmed = (pl.col("correct") & pl.col("final")).any()
+    states = told.group_by(metrics.ATTEMPT).agg(over=pl.col("ended").any(), doubtful=pl.col("correct").any() & ~confirmed)
+    counts = {"open": (~pl.col("over")).sum(), "doubtful": (pl.col("over") & pl.col("doubtful")).sum()}
+    lines = []
+    for row in states.group_by(MODEL).agg(**counts).sort(MODEL).collect().iter_rows(named=True):
+        if row["open"]:
+            lines.append(
+                f"{row['model']}: {row['open']} attempts are not over and count as they stand; --resume continues them"
+            )
+        if row["doubtful"]:
+            lines.append(f"{row['model']}: {row['doubtful']} results were judged only once; --resume confirms them")
+    return lines

@@ -8,9 +8,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from pkb.analyze import report
 from pkb.analyze.runs import evaluations, generations
 from pkb.analyze.shares import mechanism_shares
-from pkb.analyze.turns import gains, transitions, turn_curves
+from pkb.analyze.turns import gains, open_ends, transitions, turn_curves
+from pkb.config import AgentConfig, Config
 from tests.analyze.rows import evaluation, write_run
 
 CONVERSATIONS = {  # verdict and speedup, turn by turn
@@ -77,6 +79,47 @@ def test_single_turns_have_no_curve(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [evaluation("m", "001_allreduce", 0, "correct", 2.0)])
     assert turn_curves(evaluations(run), generations(run)).is_empty()
     assert gains(evaluations(run), generations(run)).is_empty()
+
+
+REFINED = Config(agent=AgentConfig(max_turns=4))
+
+
+def test_the_terminal_shows_the_turns_that_changed_something_and_the_plateau(tmp_path: Path) -> None:
+    solved_late = [("001_allreduce", ["mismatch", "correct", "mismatch", "mismatch"]), ("002_allgather", ["mismatch"] * 4)]
+    ended = json.dumps({"ended": {"rule": "turns"}, "final": True})
+    rows = [
+        evaluation("m", p, 0, v, 2.0 if v == "correct" else None, turn=t, extra=ended if v == "correct" or t == 3 else "{}")
+        for p, verdicts in solved_late
+        for t, v in enumerate(verdicts)
+    ]
+    text = report.render([write_run(tmp_path / "run", rows, config=REFINED)]) or ""
+    shown = [line.split("│")[1:-1] for line in text[text.index("What further turns bought") :].splitlines() if "│ m" in line]
+    assert [[cell.strip() for cell in row] for row in shown] == [
+        ["m", "1", "0 %", "0 %", "0", "$0.02", "-"],
+        ["m", "2", "50 %", "50 %", "1 (+1)", "$0.04", "$0.02"],
+        ["m", "4", "50 %", "50 %", "1", "$0.08", "-"],
+    ]
+    assert "no further problem solved after turn 2 of 4" in text and "not over" not in text
+
+
+def test_single_turns_have_no_table_of_turns(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [evaluation("m", "001_allreduce", 0, "correct", 2.0)])
+    assert "further turns" not in (report.render([run]) or "")
+
+
+def test_attempts_that_a_stopped_session_left_open_are_said_to_be_so(tmp_path: Path) -> None:
+    over = json.dumps({"ended": {"rule": "turns"}})
+    rows = [
+        evaluation("m", "001_allreduce", 0, "mismatch", turn=0),
+        evaluation("m", "001_allreduce", 1, "correct", 2.0, turn=0),
+        evaluation("m", "001_allreduce", 1, "mismatch", turn=1, extra=over),
+        evaluation("m", "002_allgather", 0, "correct", 2.0, turn=0, extra=json.dumps({"final": True})),
+        evaluation("m", "002_allgather", 0, "mismatch", turn=1, extra=over),
+    ]
+    run = write_run(tmp_path / "run", rows, config=REFINED)
+    first, second = open_ends(evaluations(run))
+    assert first.startswith("m: 1 attempts are not over") and second.startswith("m: 1 results were judged only once")
+    assert {first, second} <= set(json.loads(report.render([run], "json") or "")["notes"])
 
 
 def test_mechanisms_are_shares_of_what_was_recorded(tmp_path: Path) -> None:

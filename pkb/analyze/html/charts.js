@@ -278,6 +278,14 @@ function drawTurns() {
         y: mine.map((r) => r.value),
         mode: 'lines+markers',
         line: { color: colorOf(s), dash: metric === 'pass@1' ? 'solid' : 'dot' },
+        error_y: {
+          type: 'data',
+          symmetric: false,
+          array: mine.map((r) => (r.high === null ? 0 : r.high - r.value)),
+          arrayminus: mine.map((r) => (r.low === null ? 0 : r.value - r.low)),
+          thickness: 1,
+          width: 3,
+        },
         text: mine.map((r) => dollars(r.cost_usd, 0)),
         hovertemplate: `after %{x} turns: %{y:.1%}, %{text} spent<extra>${escapeLabel(s)} ${metric}</extra>`,
       };
