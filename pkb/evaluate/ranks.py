@@ -43,6 +43,7 @@ ENVIRONMENT = (
     "PKB_OWNER",  # the actor that all this belongs to, so that its successor finds what it left
 )
 LOG_HEAD, LOG_TAIL = 64 << 10, 64 << 10
+LOG_SETTLES_S = 0.002  # nothing comes out of the log for so long: nothing is under way
 PIPE_BYTES = 1 << 20  # as much as an unprivileged pipe may hold: who prints a lot waits less for the reader
 
 
@@ -112,12 +113,14 @@ class Log:
     head: bytes = b""
     tail: bytes = b""
     dropped: int = 0
+    total: int = 0  # bytes read so far
 
     def drain(self, fd: int) -> None:
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         with os.fdopen(fd, "rb", buffering=0) as stream:
             while chunk := stream.read(PIPE_BYTES):
+                self.total += len(chunk)
                 room = LOG_HEAD - len(self.head)
                 self.head += chunk[:room]
                 rest = self.tail + chunk[room:] if room < len(chunk) else self.tail
@@ -313,9 +316,17 @@ class RankGroup:
         if self.level != "namespaces":
             return channels.Counters()
         try:
-            return channels.counters(self.pid)
+            return channels.counters(self.pid, self._printed())
         except OSError:
             raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
+
+    def _printed(self) -> int:
+        """Bytes of the log, once those still under way have arrived."""
+        seen, deadline = -1, time.monotonic() + 1.0
+        while seen != self.log.total and time.monotonic() < deadline:
+            seen = self.log.total
+            time.sleep(LOG_SETTLES_S)
+        return seen
 
     def memory_ran_out(self) -> bool:
         """Whether the group was ended for its memory: by its init, which watches it, or by the kernel since the group began."""

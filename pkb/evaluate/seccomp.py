@@ -1,7 +1,8 @@
 """A system-call filter for candidate ranks: a small BPF program, installed with prctl.
 
 It denies what no kernel of a benchmark needs and what would reach beyond the rank: other processes' memory, mounts, namespaces,
-kernel interfaces that bypass this very filter, clocks. Denied calls fail with EPERM (clone3 with ENOSYS, so that libc falls back to
+kernel interfaces that bypass this very filter, clocks; and channels between processes that nothing counts: message queues, splicing,
+sockets of families other than Unix and internet. Denied calls fail with EPERM (clone3 with ENOSYS, so that libc falls back to
 clone, whose flags a filter can see).
 """
 
@@ -54,16 +55,29 @@ DENIED: dict[str, tuple[int, int]] = {
     "clock_settime": (227, 112),
     "adjtimex": (159, 171),
     "clock_adjtime": (305, 266),
+    "msgget": (68, 186),
+    "msgrcv": (70, 188),
+    "msgsnd": (69, 189),
+    "mq_open": (240, 180),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "vmsplice": (278, 75),
 }
 #: Denied on CPU ranks only: CUDA's symmetric memory passes handles between ranks with it.
 PIDFD_GETFD = (438, 438)
 CLONE, CLONE3 = (56, 220), (435, 435)
+SOCKET = (41, 198)
+#: (family, protocol) of the sockets that may be made: Unix; IPv4 and IPv6 with TCP, UDP and the family's default; netlink, by which
+#: libraries ask the kernel about interfaces, devices and adapters, and which carries nothing between processes.
+SOCKETS = ((1, 0), (2, 0), (2, 6), (2, 17), (10, 0), (10, 6), (10, 17), (16, 0), (16, 15), (16, 20))
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
+_AND = 0x54
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 24, 32
+_UNIX, _SEQUENCED_PACKETS = 1, 5  # such sockets of the internet families are SCTP's
 _X32 = 0x40000000  # system calls of the x32 convention, which the numbers above would miss
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
@@ -118,4 +132,27 @@ def _assemble(column: int, architecture: int, gpu: bool) -> list[tuple[int, int,
         (_RETURN, 0, 0, _FAIL | errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    return [*head, *body, *tail]
+    sockets = _sockets()
+    return [*head, *body, (_JUMP_EQUAL, 0, len(sockets), SOCKET[column]), *sockets, *tail]
+
+
+def _sockets() -> list[tuple[int, int, int, int]]:
+    """Decide on a call of ``socket``."""
+    refuse = (_RETURN, 0, 0, _FAIL | errno.EPERM)
+    code = [
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_AND, 0, 0, 0xF),  # the type without its flags
+        (_JUMP_EQUAL, 0, 3, _SEQUENCED_PACKETS),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_JUMP_EQUAL, 1, 0, _UNIX),
+        refuse,
+    ]
+    for family, protocol in SOCKETS:
+        code += [
+            (_LOAD, 0, 0, _FIRST_ARGUMENT),
+            (_JUMP_EQUAL, 0, 3, family),
+            (_LOAD, 0, 0, _THIRD_ARGUMENT),
+            (_JUMP_EQUAL, 0, 1, protocol),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+    return [*code, refuse]

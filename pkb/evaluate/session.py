@@ -53,6 +53,7 @@ class Session:
     group: RankGroup | None = None
     stage: Stage = Stage.CHECK
     set_bytes: int = 0
+    connections: int = 0  # network sockets of the candidate group before it runs any code of the candidate's
     reference_seconds: float = 0.0  # of a reference call, slowest rank
     seconds: dict[str, float] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class Session:
                 self._stress()
                 traffic = self._traffic()
             with self._stage(Stage.TIMING):
-                timed = self._time()
+                timed = self._time(traffic.explained)
             self.stage = Stage.DONE
             if fault := traffic.fault or timed.fault:
                 self.fields["measured"] = str(Verdict.CORRECT)
@@ -147,6 +148,7 @@ class Session:
     def _load(self, build: Build) -> None:
         self.group = self.take_candidate()
         self.fields["sandbox"] = self.group.level
+        self.connections = channels.connections(self.group.pid)
         self._attach()
         limits = self.config.evaluation.limits
         libraries = self.group.place(build.files)
@@ -217,7 +219,7 @@ class Session:
         calls = self._burst_calls(2, 8)
         self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls)
         before = self._counters()
-        with channels.SocketWatch(self.group.pid, self.job.device != "cpu") as sockets:
+        with self._watch(channels.SAMPLE_S) as sockets:
             replies = self._candidate(
                 2 * self._deadline(calls),
                 Verdict.RUNTIME_ERROR,
@@ -231,20 +233,22 @@ class Session:
             )
         after = self._counters()
         self._judged()
-        traffic = self._assess(replies, calls, before, after, sockets.count)
+        traffic = self._assess(replies, calls, channels.between(before, after, calls, self.job.world_size, sockets))
         self.fields["collective_bytes"] = traffic.bytes_per_call
         return traffic
 
-    def _time(self) -> integrity.Traffic:
-        """Time the candidate, and watch what it moves meanwhile: it may behave otherwise than in the burst that was looked at."""
+    def _time(self, explained: float) -> integrity.Traffic:
+        """Time the candidate, and watch what it moves meanwhile: it may behave otherwise than in the burst that was looked at.
+
+        explained: bytes on the network per rank and call that had their explanation then.
+        """
         settings = self.config.evaluation
         if not settings.timing.enabled:
             return integrity.Traffic(0, "")
         assert self.group is not None
         self.before_timing()
         before = self._counters()
-        sockets = channels.SocketWatch(self.group.pid, self.job.device != "cpu", channels.GENTLE_S)
-        with self._faults(Verdict.RUNTIME_ERROR), sockets:
+        with self._faults(Verdict.RUNTIME_ERROR), self._watch(channels.GENTLE_S) as sockets:
             found = timing.measure(
                 self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
             )
@@ -267,7 +271,9 @@ class Session:
         if found.candidate_ms < least and not self.fields.get("shared_device"):
             what = f"{found.candidate_ms:.3g} ms per call, less than the {least:.3g} ms that no machine can beat"
             raise Ended(Verdict.TAMPERING, f"rule physical-bound: {what}")
-        return self._assess(replies, found.run, before, after, sockets.count)
+        return self._assess(
+            replies, found.run, channels.between(before, after, found.run, self.job.world_size, sockets), explained
+        )
 
     def _profile(self) -> None:
         """Add where the time goes; a candidate that falls over its profile has its verdict already."""
@@ -316,13 +322,20 @@ class Session:
         with self._faults(on_raise):
             return self.group.ask(seconds, per_rank, **command)
 
+    def _watch(self, period_s: float) -> channels.SocketWatch:
+        assert self.group is not None
+        return channels.SocketWatch(self.group.pid, self.job.device != "cpu", period_s, self.connections)
+
     def _assess(
-        self, replies: list[dict[str, Any]], calls: int, before: channels.Counters, after: channels.Counters, sockets: int
+        self, replies: list[dict[str, Any]], calls: int, moved: channels.Moved, explained: float = 0.0
     ) -> integrity.Traffic:
-        own_network = self.group is not None and self.group.level == "namespaces"
-        moved = channels.between(before, after, calls, self.job.world_size, sockets if own_network else 0)
-        told = [{k: _count(r.get(k)) if k == "sent_bytes" else _texts(r.get(k)) for k in _ACCOUNT} for r in replies]
-        return integrity.assess(self.config.integrity.collectives, told, calls, moved, self._cost())
+        assert self.group is not None
+        private = self.group.level == "namespaces"
+        if not private:  # sockets of the whole machine
+            moved = channels.Moved(moved.network, moved.written)
+        told = [{k: _texts(r.get(k)) if k.endswith("ops") else _count(r.get(k)) for k in _ACCOUNT} for r in replies]
+        private &= self.job.device == "cpu"
+        return integrity.assess(self.config.integrity.collectives, told, calls, moved, self._cost(), explained, private)
 
     def _counters(self) -> channels.Counters:
         assert self.group is not None
@@ -475,7 +488,7 @@ def _detail(error: GroupFailed) -> str:
 
 
 #: What a candidate rank says of its own traffic.
-_ACCOUNT = ("sent_bytes", "ops", "float_ops")
+_ACCOUNT = ("sent_bytes", "op_count", "meetings", "peers", "ops", "float_ops")
 
 
 def _texts(said: Any) -> list[str]:

@@ -1,4 +1,7 @@
-"""In a candidate rank: an account of what torch.distributed was asked to move. A hint; the kernel's counters decide."""
+"""In a candidate rank: an account of what torch.distributed was asked to move. A hint; the kernel's counters decide.
+
+What the account names explains traffic that the kernel counted; what the kernel counted beyond it has no explanation.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.utils._pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from pkb import symm
 
 #: Functions of torch.distributed that send tensor data, and which argument they send.
 SENDERS = {
@@ -30,13 +35,18 @@ SENDERS = {
     "isend": 0,
     "all_reduce_coalesced": 0,
 }
+#: Functions of torch.distributed that move no data of their own but talk on the network, and how many operations they amount to.
+QUIET = {"barrier": 1, "monitored_barrier": 1, "new_group": 16}
+#: Methods of the key-value store that carry data, and the first argument that is data.
+STORING = {"set": 1, "append": 1, "compare_set": 1, "queue_push": 1, "multi_set": 1}
 
 
 class Account:
     """Bytes and operations since the last ``take``."""
 
     def __init__(self) -> None:
-        self.sent, self.ops, self.floats = 0, set[str](), set[str]()
+        self.sent, self.count, self.ops, self.floats = 0, 0, set[str](), set[str]()
+        self._meetings = symm.meetings()
         self._lock = threading.Lock()
 
     def note(self, op: str, payload: Any, count: bool = True) -> None:
@@ -44,15 +54,37 @@ class Account:
         tensors = [payload] if isinstance(payload, torch.Tensor) else [t for t in payload or [] if isinstance(t, torch.Tensor)]
         with self._lock:
             self.ops.add(op)
+            self.count += 1
             self.sent += sum(t.nbytes for t in tensors) if count else 0
             if any(t.is_floating_point() or t.is_complex() for t in tensors):
                 self.floats.add(op)
 
-    def take(self) -> dict[str, Any]:
+    def note_bytes(self, op: str, nbytes: int) -> None:
+        """Data that is no tensor."""
         with self._lock:
-            found = {"sent_bytes": self.sent, "ops": sorted(self.ops), "float_ops": sorted(self.floats)}
-            self.sent, self.ops, self.floats = 0, set(), set()
+            self.ops.add(op)
+            self.count += 1
+            self.sent += nbytes
+
+    def note_quiet(self, weight: int) -> None:
+        """Something that moves no data, but makes itself heard on the network as ``weight`` operations do."""
+        with self._lock:
+            self.count += weight
+
+    def take(self) -> dict[str, Any]:
+        """sent_bytes; op_count; ops and float_ops, by name; meetings: rendezvous of ``pkb.symm``; peers: see ``peers``."""
+        with self._lock:
+            found = {"sent_bytes": self.sent, "op_count": self.count, "ops": sorted(self.ops), "float_ops": sorted(self.floats)}
+            found |= {"meetings": symm.meetings() - self._meetings, "peers": peers()}
+            self.sent, self.count, self.ops, self.floats = 0, 0, set(), set()
+            self._meetings = symm.meetings()
         return found
+
+
+def peers() -> int:
+    """To how many ranks the groups other than the world connect this one, each group for itself."""
+    groups = [g for g in dist.distributed_c10d._world.pg_map if g is not dist.group.WORLD]
+    return sum(g.size() - 1 for g in groups)
 
 
 class Observer(TorchDispatchMode):
@@ -68,8 +100,11 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, name = func.namespace, func.__name__.split(".")[0].rstrip("_")
-        if namespace in ("c10d", "_c10d_functional", "c10d_functional") and name not in _MOVES_NOTHING:
-            self._account.note(f"{namespace}.{name}", _first_tensors(args), count=False)
+        if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            if name in _MOVES_NOTHING:
+                self._account.note_quiet(1)
+            else:
+                self._account.note(f"{namespace}.{name}", _first_tensors(args), count=False)
         return func(*args, **(kwargs or {}))
 
 
@@ -92,6 +127,12 @@ def install(account: Account) -> None:
             noting = _noting(account, name, position, original)
             setattr(dist, name, noting)
             setattr(c10d, name, noting)  # P2POp asks for this very object
+    for name, weight in QUIET.items():
+        quiet = _quiet(account, weight, getattr(dist, name))
+        setattr(dist, name, quiet)
+        setattr(c10d, name, quiet)
+    for name, position in STORING.items():
+        setattr(dist.Store, name, _storing(account, name, position, getattr(dist.Store, name)))
 
 
 def _noting(account: Account, name: str, position: int, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,3 +146,27 @@ def _noting(account: Account, name: str, position: int, original: Callable[..., 
         return original(*args, **kwargs)
 
     return call
+
+
+def _quiet(account: Account, weight: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        account.note_quiet(weight)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _storing(account: Account, name: str, position: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        account.note_bytes(f"store.{name}", sum(len(v) for v in _values([*args, *kwargs.values()][1 + position :])))
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _values(x: Any) -> list[bytes | str]:
+    if isinstance(x, bytes | str):
+        return [x]
+    return [v for item in x for v in _values(item)] if isinstance(x, list | tuple) else []
