@@ -44,12 +44,31 @@ class _Block:
 
 OPENING = re.compile(r"^(?P<prefix>[ \t]*(?:[-*+>] |\d+[.)] )?)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
 FILE_NAME = re.compile(r"(?<![\w./-])([\w./-]*\w\.(?:py|cu|cuh|cpp|cc|h|hpp|c))(?![\w/])")
-PYTHON = {"", "python", "py", "python3", "py3", "python3.11", "python3.12", "ipython", "text", "plaintext", "txt"}
+PYTHON = {
+    "",
+    "python",
+    "py",
+    "python3",
+    "py3",
+    "python3.11",
+    "python3.12",
+    "ipython",
+    "text",
+    "plaintext",
+    "txt",
+    "triton",
+    "cuda-python",
+}
 THOUGHT = re.compile(r"\s*<(think|thinking|reasoning|thought)>", re.IGNORECASE)
 THOUGHT_END = re.compile(r"^[^\n\"'`]*</(?:think|thinking|reasoning|thought)>", re.IGNORECASE | re.MULTILINE)
 DEFINES = re.compile(r"^(?:async[ \t]+)?def[ \t]+solution[ \t]*\(|^solution[ \t]*(?::[^=\n]+)?=[^=]", re.MULTILINE)
-DIFF = re.compile(r"^(?:--- \S.*\n\+\+\+ \S|@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@|diff --git )", re.MULTILINE)
-MOST_TRIED = 20  # ends tried for one block: a hostile answer must not cost minutes
+DIFF = re.compile(
+    r"^(?:--- \S.*\n\+\+\+ \S|@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@|diff --git |\*\*\* (?:Begin Patch|Update File)|<{7} SEARCH"
+    r"|-(?:async )?def solution\()",
+    re.MULTILINE,
+)
+#: Of long texts fewer ends are tried, of a block or of text without a fence: an answer must not cost more than a second or two.
+MOST_TRIED, MOST_PARSED = 20, 2_000_000
 STATEMENT = re.compile(r"^(?:import\s+\w|from\s+[\w.]+\s+import\b|def\s+\w+\s*\(|class\s+\w+|@\w|#|\"\"\"|''')")
 
 
@@ -88,8 +107,9 @@ def _without_reasoning(text: str) -> tuple[str, bool]:
     return (text[lone[-1].end() :], False) if lone else (text, False)
 
 
-def _blocks(text: str) -> Iterator[_Block]:
+def _blocks(text: str, quoted: bool = False) -> Iterator[_Block]:
     lines = text.split("\n")
+    most = _most_tried(len(text))
     at = 0
     while at < len(lines):
         opening = OPENING.match(lines[at])
@@ -98,13 +118,16 @@ def _blocks(text: str) -> Iterator[_Block]:
             continue
         fence = opening["fence"]
         body = _Body(lines, at + 1, len(opening["prefix"]))
-        end, closed = _end(body, fence)
+        end, closed = _end(body, fence, most)
         source = body.until(end)
         if closed and not _closes(lines[end], fence):  # code and fence on one line
             source += "\n" + lines[end].rstrip().rstrip(fence[0])
         info = opening["info"].strip()
         language = re.split(r"[\s{:,]", info, maxsplit=1)[0].lower()
-        yield _Block(language, source.strip("\n") + "\n", closed, _label(info, lines, at))
+        if closed and language in ("markdown", "md") and not quoted:  # the whole answer as a quotation
+            yield from _blocks(source, quoted=True)
+        else:
+            yield _Block(language, source.strip("\n") + "\n", closed, _label(info, lines, at))
         at = end + 1
 
 
@@ -121,24 +144,28 @@ class _Body:
         return "\n".join(re.sub(rf"^[ \t]{{0,{self.indent}}}", "", line) for line in self.lines[self.start : end])
 
 
-def _end(body: _Body, fence: str) -> tuple[int, bool]:
-    """Index of the line that closes a block, and whether there is one.
+def _end(body: _Body, fence: str, most: int) -> tuple[int, bool]:
+    """Index of the line that closes a block, and whether there is one; at most ``most`` places are tried.
 
     The first closing line is right unless it stands inside the Python code itself (a fence in a docstring): then the text up
     to it does not parse while the text up to a later one does.
     """
     after = range(body.start, len(body.lines))
-    closing = list(itertools.islice((i for i in after if _closes(body.lines[i], fence)), MOST_TRIED))
+    closing = list(itertools.islice((i for i in after if _closes(body.lines[i], fence)), most))
     for i in closing:
         source = body.until(i)
         if _parses(source) or not (DEFINES.search(source) or _inside_string(source)):
             return i, True  # complete, or not Python at all and nothing to be gained by looking further
     if closing:
         return closing[0], True
-    for i in itertools.islice((i for i in after if body.lines[i].rstrip().endswith(fence)), MOST_TRIED):
+    for i in itertools.islice((i for i in after if body.lines[i].rstrip().endswith(fence)), most):
         if _parses(body.until(i) + "\n" + body.lines[i].rstrip().rstrip(fence[0])):
             return i, True
     return len(body.lines), False
+
+
+def _most_tried(characters: int) -> int:
+    return max(1, min(MOST_TRIED, MOST_PARSED // max(1, characters)))
 
 
 def _closes(line: str, fence: str) -> bool:
@@ -160,7 +187,7 @@ def _parses(source: str) -> bool:
 
 
 def _defines(block: _Block) -> bool:
-    return block.language in PYTHON and DEFINES.search(block.text) is not None
+    return (block.language in PYTHON or block.language.endswith(".py")) and DEFINES.search(block.text) is not None
 
 
 def _label(info: str, lines: list[str], at: int) -> str:
@@ -210,10 +237,23 @@ def _bare(text: str, truncated: bool) -> Extraction:
     if not DEFINES.search(text):
         return Extraction(ExtractionStatus.NO_CODE, None, "the answer has no code block and does not define solution")
     lines = text.split("\n")
-    starts = [i for i, line in enumerate(lines) if STATEMENT.match(line)][:20]
-    for start in dict.fromkeys([0, *starts]):
-        for end in range(len(lines), max(start, len(lines) - 40), -1):  # prose may stand before and after the code
-            source = "\n".join(lines[start:end])
-            if DEFINES.search(source) and _parses(source):
-                return Extraction(ExtractionStatus.OK, source.strip("\n") + "\n")
+    starts = [i for i, line in enumerate(lines) if STATEMENT.match(line)][: _most_tried(len(text))]
+    for start in dict.fromkeys([0, *starts]):  # prose may stand before and after the code
+        source = _python_prefix(lines[start:])
+        if DEFINES.search(source):
+            return Extraction(ExtractionStatus.OK, source.strip("\n") + "\n")
     return Extraction(ExtractionStatus.NO_CODE, None, "the answer has no code block, and its text is not Python")
+
+
+def _python_prefix(lines: list[str]) -> str:
+    """The longest beginning of a text that is Python, as far as the places of syntax errors tell; empty when there is none."""
+    for _ in range(4):
+        source = "\n".join(lines)
+        try:
+            ast.parse(source)
+            return source
+        except SyntaxError as error:
+            lines = lines[: max(0, min(error.lineno or 1, len(lines)) - 1)]
+        except (ValueError, RecursionError, MemoryError):
+            return ""
+    return ""

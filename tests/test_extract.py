@@ -52,8 +52,11 @@ def test_no_prefix_of_a_block_is_run_as_if_whole(length):
         "<think>" * 20_000,
         "(" * 200_000 + "\ndef solution(x): pass",
         "~~~\n" * 50_000,
+        "import x\n" * 3000 + "def solution(x):\n  return (\n" + "y\n" * 3000,
+        "```python\n" + "def solution(x):\n  return 1\n" * 20_000 + "(\n```\n" * 20,
+        "".join("`" * n + "markdown\n" for n in range(1000, 3, -1)) + "".join("`" * n + "\n" for n in range(4, 1001)),
     ],
-    ids=["fences", "thoughts", "nesting", "tildes"],
+    ids=["fences", "thoughts", "nesting", "tildes", "no-fence", "long", "quotations"],
 )
 def test_a_hostile_answer_costs_little(hostile):
     started = time.process_time()
