@@ -163,6 +163,8 @@ def profile_text(found: dict[str, Any], out: Path | None = None) -> str:
         told = f"; {gaps['count']:g} gaps per call, the longest {gaps['longest_us']:g} us" if gaps else ""
         lines += ["", f"rank {rank['rank']}: what takes longest{told}"]
         lines += [f"  {t['share']:>6.1%}  {t['count']:>6g} x  {t['kind']:<13}  {t['name']}" for t in rank["top"]]
+    if any(rank["gaps"] is None for rank in found["ranks"]):
+        lines += ["", "idle: time outside PyTorch's operators, in Python or in C++ extensions"]
     if out is not None:
         lines += ["", f"traces in {out}: open rank*.json in chrome://tracing or Perfetto"]
     return "\n".join(lines)

@@ -33,14 +33,20 @@ class Standing:
     repeats: int | None = None
 
 
-def text(evaluation: Evaluation, source: str | None, machine: Hardware, standing: Standing | None = None) -> str:
-    """The feedback on one answer; ``source`` is its candidate, None where it had none. machine: as the task describes it."""
+def text(
+    evaluation: Evaluation, source: str | None, machine: Hardware, standing: Standing | None = None, file: str = ""
+) -> str:
+    """The feedback on one answer; ``source`` is its candidate, None where it had none. machine: as the task describes it.
+
+    file: where the next version goes; empty in a conversation, where it is the next reply.
+    """
     standing = standing or Standing()
     parts = list(_parts(evaluation, source or "", machine, standing))
     if standing.best is not None:
         turn, speed = standing.best
         parts.append(say("parts", "best", turn=turn, speed=speed))
     parts.append(say("parts", "faster" if evaluation.verdict is Verdict.CORRECT else "next"))
+    parts[-1] += " " + (say("parts", "edit", name=file) if file else say("parts", "reply"))
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 

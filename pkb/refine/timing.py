@@ -10,6 +10,9 @@ from pkb.hardware import Hardware
 from pkb.records import Evaluation
 from pkb.refine.words import say
 
+#: Below this bound a call is launches and waits.
+LATENCY_MS = 0.001
+
 
 def timing_parts(evaluation: Evaluation, source: str, machine: Hardware) -> Iterator[str]:
     """Paragraphs on speed, profile and mechanism, as far as the evaluation holds them."""
@@ -41,7 +44,7 @@ def _bound(evaluation: Evaluation, machine: Hardware) -> str:
         return ""
     why = {"interconnect": "the interconnect", "compute": "the arithmetic", "memory": "the memory bandwidth"}[least.binding]
     share = least.bound_ms / evaluation.candidate_ms if evaluation.candidate_ms else 0.0
-    if share < 0.001:
+    if least.bound_ms < LATENCY_MS:
         return ""  # so small a problem is all latency; the bound says nothing
     return " " + say("parts", "bound", bound_ms=f"{least.bound_ms:.4g}", binding=why, share=f"{share:.1%}").strip()
 
@@ -63,7 +66,9 @@ def _mechanism(evaluation: Evaluation, source: str, machine: Hardware) -> str:
 def _table(profile: Mapping[str, Any]) -> str:
     names = ["communication", "compute", "overlapped", "fused", "idle"]
     names = [n for n in names if n != "fused" or any(r["fused"] for r in profile["ranks"])]
-    head = [f"| rank | ms per call | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    on_cpu = all(r["gaps"] is None for r in profile["ranks"])
+    titles = ["outside PyTorch's operators" if n == "idle" and on_cpu else n for n in names]
+    head = [f"| rank | ms per call | {' | '.join(titles)} |", "|---" * (len(names) + 2) + "|"]
     return "\n".join(
         [
             *head,
@@ -78,4 +83,10 @@ def _table(profile: Mapping[str, Any]) -> str:
 def _top(profile: Mapping[str, Any]) -> str:
     first = profile["ranks"][0]
     top = [f"- {entry['name']}: {entry['share']:.0%} ({entry['count']} times, {entry['kind']})" for entry in first["top"][:6]]
-    return "\n".join([f"What takes longest on rank {first['rank']}:", *top]) if top else ""
+    gaps = first["gaps"]
+    idle = (
+        f" ({gaps['count']:g} gaps per call between operations of the device, the longest {gaps['longest_us']:g} us)"
+        if gaps
+        else ""
+    )
+    return "\n".join([f"What takes longest on rank {first['rank']}{idle}:", *top]) if top else ""

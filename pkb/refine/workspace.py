@@ -21,8 +21,9 @@ from pkb.files import write_atomic
 from pkb.records import FEEDBACK
 
 SETTINGS = "workspace.yaml"
-#: Parts of the configuration that say how a candidate is judged and asked for.
-_KEPT = ("ranks", "device", "dtype", "size", "prompt", "evaluation", "integrity", "sandbox")
+#: Parts of the configuration that the task names, and those that say how a candidate is judged: of these only what is not the default.
+_NAMED = ("ranks", "device", "dtype", "size")
+_JUDGED = ("prompt", "evaluation", "integrity", "sandbox")
 _README = """# {title}
 
 - `TASK.md`: what is asked for, with the hardware and the rules.
@@ -49,7 +50,12 @@ def create(ident: str, out: Path, config: Config) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is in use; give a new folder")
     file = f"{name}_{prompt.backend_of(config)}.py"
-    settings = {**{k: v for k, v in config.as_dict().items() if k in _KEPT}, "problems": [str(int(name[:3]))]}
+    given, usual = config.as_dict(), Config().as_dict()
+    settings = {
+        **{k: given[k] for k in _NAMED},
+        **{k: changed for k in _JUDGED if (changed := _changed(given[k], usual[k]))},
+        "problems": [str(int(name[:3]))],
+    }
     root = os.fspath(Path(configuration.__file__).resolve().parents[1])
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -62,6 +68,12 @@ def create(ident: str, out: Path, config: Config) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
     return out / file
+
+
+def _changed(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """The entries that differ, groups likewise."""
+    found = {k: _changed(v, usual[k]) if isinstance(v, dict) else v for k, v in given.items() if v != usual[k]}
+    return {k: v for k, v in found.items() if v != {}}
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -92,7 +104,7 @@ def check(folder: Path) -> dict[str, Any]:
         "candidate_ms",
     )
     kept = {k: v for k, v in found.extra.items() if k in ("diagnosis", "profile", "mechanism", "traceback")}
-    text = feedback.text(found, file.read_text(encoding="utf-8"), hardware.of(config))
+    text = feedback.text(found, file.read_text(encoding="utf-8"), hardware.of(config), file=file.name)
     return {
         **{k: getattr(found, k) for k in facts},
         "verdict": found.verdict.value,

@@ -174,6 +174,17 @@ def test_a_model_is_told_its_best_answer_so_far():
     assert "Your best answer so far is turn 2 (correct, 1.4 times" in text
 
 
+def test_a_profile_of_devices_names_gaps_and_one_of_cpu_ranks_says_what_idle_is():
+    rank = {"rank": 0, "call_ms": 1.0, "communication": 0.5, "compute": 0.2, "overlapped": 0.1, "fused": 0.0, "idle": 0.4}
+    rank["top"] = [{"name": "k", "kind": "compute", "share": 0.2, "count": 1.0}]
+    said = []
+    for gaps in (None, {"count": 3.0, "median_us": 4.0, "longest_us": 9.5}):
+        profile = {"calls": 5, "ranks": [{**rank, "gaps": gaps}]}
+        said.append(feedback.text(evaluation(Verdict.CORRECT, extra={"profile": profile}), "", MACHINE))
+    assert "outside PyTorch's operators" in said[0] and "gaps" not in said[0]
+    assert "| idle |" in said[1] and "3 gaps per call" in said[1] and "the longest 9.5 us" in said[1]
+
+
 def test_excerpts_mark_lines_and_show_gaps():
     source = "\n".join(f"line {i}" for i in range(1, 21))
     text = excerpts.excerpt(source, [2, 18], around=1)

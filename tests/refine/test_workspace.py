@@ -33,7 +33,10 @@ def test_it_holds_the_task_and_nothing_that_the_prompt_would_not_say(folder):
     assert sorted(p.name for p in folder.iterdir()) == ["README.md", "TASK.md", "check", "reference.py", "workspace.yaml"]
     assert (folder / "TASK.md").read_text() == prompt.render("1", configuration.load(OVERRIDES))
     assert (folder / "reference.py").read_text().strip() in (folder / "TASK.md").read_text()
-    assert set(yaml.safe_load((folder / "workspace.yaml").read_text())) == {*workspace._KEPT, "problems"}
+    settings = yaml.safe_load((folder / "workspace.yaml").read_text())
+    assert set(settings) == {"ranks", "device", "dtype", "size", "evaluation", "problems"}
+    timing = {"iterations": 4, "blocks": 3, "warmup": 2}
+    assert {k: settings["evaluation"][k] for k in ("trials", "timing")} == {"trials": 2, "timing": timing}, "what differs only"
 
 
 def test_its_check_command_says_what_a_refinement_is_told_as_text_and_as_json(folder):
@@ -41,6 +44,7 @@ def test_its_check_command_says_what_a_refinement_is_told_as_text_and_as_json(fo
     file.write_text(candidate("return tensor.clone()"))
     found = json.loads(json.dumps(workspace.check(folder)))
     assert found["verdict"] == "mismatch" and found["diagnosis"]["kinds"] == ["local"] and "never arrived" in found["text"]
+    assert "Edit `001_allreduce_shm.py`" in found["text"] and "Reply" not in found["text"]
     file.write_text(candidate("return total(tensor).to(tensor.dtype)"))
     right = subprocess.run([folder / "check"], capture_output=True, text=True, timeout=120)
     assert right.returncode == 0 and right.stdout.startswith("The candidate is correct.") and "times as fast" in right.stdout
