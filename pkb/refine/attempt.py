@@ -11,7 +11,7 @@ from pkb.config import Config
 from pkb.errors import UserError
 from pkb.records import AttemptKey, Evaluation, Generation
 from pkb.refine import conversation, feedback
-from pkb.refine.limits import History, best, ending
+from pkb.refine.limits import History, as_told, best, ending
 
 
 def check_context(config: Config, prompts: Mapping[str, str]) -> None:
@@ -36,6 +36,7 @@ class Refinement:
         """The next question's messages; None when the attempt is over."""
         if ending(history, self._config.agent) is not None:
             return None
+        history = as_told(history)
         if key.problem not in self._tasks:
             self._tasks[key.problem] = prompt.messages(key.problem, self._config)
         turns = [
@@ -47,9 +48,9 @@ class Refinement:
     def known(self, generation: Generation, history: History) -> Evaluation | None:
         """The verdict on an answer whose candidate an earlier turn had already; None when it is new."""
         source = generation.source
-        for i, (earlier, evaluation) in enumerate(history):
+        for i, (earlier, evaluation) in enumerate(as_told(history)):
             if source is not None and earlier.source is not None and earlier.source.strip() == source.strip():
-                extra = {k: v for k, v in evaluation.extra.items() if k not in ("ended", "feedback")}
+                extra = {k: v for k, v in evaluation.extra.items() if k != "ended"}
                 return dataclasses.replace(evaluation, extra={**extra, "repeats": extra.get("repeats", i)}, seconds_by_stage={})
         return None
 
@@ -72,9 +73,11 @@ class Refinement:
 
 def final(judged: Evaluation, before: Evaluation) -> Evaluation:
     """The judgement that counts in place of the one behind the feedback, which it keeps in short."""
-    kept = {k: getattr(before, k) for k in ("speedup", "speedup_low", "speedup_high", "candidate_ms")}
+    numbers = ("speedup", "speedup_low", "speedup_high", "reference_ms", "candidate_ms")
+    kept = {**{k: getattr(before, k) for k in numbers}, "seconds_by_stage": dict(before.seconds_by_stage)}
     extra = {k: v for k, v in before.extra.items() if k in ("ended", "repeats", "profile")}
-    extra = {**extra, **judged.extra, "final": True, "feedback": {"verdict": before.verdict.value, **kept}}
+    told = before.extra.get("feedback") or {"verdict": before.verdict.value, **kept}
+    extra = {**extra, **judged.extra, "final": True, "feedback": told}
     return dataclasses.replace(judged, extra=extra)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,12 +38,14 @@ def ending(history: History, agent: AgentConfig) -> Ending | None:
 
     tokens: of all questions and answers, as counted by the provider. cost: of all answers; one of unknown cost ends an attempt that
     has a limit, because the limit cannot hold. seconds: spent by the model and by the evaluation, without waiting for either.
-    target: the lower end of the best correct turn's speedup. patience: so many turns in a row without a better one.
+    target: the lower end of the best correct turn's speedup. patience: so many turns in a row without a better one. A final judgement
+    opens no attempt again: what turns were when the model was told of them counts here.
     """
     if not history:
         return None
     if not history[-1][1].verdict.counts:
         return Ending("harness", "the harness failed on the last turn")
+    history = as_told(history)
     top = best(history)
     speedup = history[top][1].speedup_low if top is not None else None
     if agent.target_speedup and speedup is not None and speedup >= agent.target_speedup:
@@ -70,6 +73,19 @@ def best(history: History) -> int | None:
     """The turn that is the attempt's result: correct, and the fastest by the lower end of its speedup; None without one."""
     correct = [i for i, (_, evaluation) in enumerate(history) if evaluation.verdict is Verdict.CORRECT]
     return max(correct, key=lambda i: (_speed(history[i][1]), -i), default=None)
+
+
+def as_told(history: History) -> list[tuple[Generation, Evaluation]]:
+    """The turns as the model was told of them, before final judgements took the place of some."""
+    return [(generation, _before_final(evaluation)) for generation, evaluation in history]
+
+
+def _before_final(evaluation: Evaluation) -> Evaluation:
+    before = evaluation.extra.get("feedback")
+    if before is None:
+        return evaluation
+    extra = {k: v for k, v in evaluation.extra.items() if k in ("ended", "repeats", "profile", "mechanism")}
+    return dataclasses.replace(evaluation, **{**before, "verdict": Verdict(before["verdict"])}, detail="", extra=extra)
 
 
 def turns_without_gain(history: History) -> int:

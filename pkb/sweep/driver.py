@@ -126,7 +126,8 @@ class Driver:
                 self._lag.again(key.model)
                 self.progress.move(key.model, None, "generate")
             generation = await self._generate(replace(key, turn=len(history)), messages)
-            if not generation.status.counts:
+            if not generation.status.counts:  # the next session goes on; until then its result is to be one that was confirmed
+                await self._confirm(history)
                 await self._lag.judged()
                 return
             history.append((generation, await self._judge(generation, history)))

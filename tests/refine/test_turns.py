@@ -208,6 +208,36 @@ def test_a_result_whose_confirmation_was_cut_off_is_confirmed_by_the_next_sessio
     assert rows(run)[1]["extra"]["final"]
 
 
+@pytest.mark.parametrize("agent", [{"target_speedup": 1.5}, {"patience": 1}])
+def test_a_final_judgement_opens_no_attempt_again(tmp_path, agent):
+    """With what it found the target would not be reached, and the second turn would have been a gain."""
+    run, config = tmp_path / "r", settings(max_turns=9, **agent)
+    texts = ("correct 1.6", "correct 1.55", "correct 9")
+    sweep(run, config, first := Model(*texts), Backend(final={"correct 1.6": "correct 1.2", "correct 1.55": "correct 1.1"}))
+    sweep(run, config, again := Model(*texts), Backend())
+    assert len(first.asked) == len(rows(run)) < 3 and again.asked == []
+
+
+def test_a_result_is_confirmed_also_when_its_model_fails_and_the_next_session_goes_on_with_the_same_words(tmp_path):
+    run, config = tmp_path / "r", settings(max_turns=3)
+    texts = ("correct 1.5", "mismatch", "correct 1.7")
+    sweep(tmp_path / "whole", config, whole := Model(*texts), Backend())
+    failing = Model(*texts)
+    generate = failing.generate
+
+    async def fails(model, key, messages):
+        found = await generate(model, key, messages)
+        return dataclasses.replace(found, status=GenerationStatus.PROVIDER_ERROR, source=None) if key.turn == 2 else found
+
+    failing.generate = fails
+    sweep(run, config, failing, Backend(final={"correct 1.5": "correct 1.3"}))
+    first = rows(run)[0]
+    assert first["extra"]["final"] and first["speedup"] == 1.3 and first["extra"]["feedback"]["speedup"] == 1.5
+    sweep(run, config, again := Model(*texts), backend := Backend())
+    assert [m for _, m in again.asked] == [whole.asked[2][1]]
+    assert [j.purpose for j in backend.jobs] == ["feedback", "final"] and rows(run)[2]["extra"]["final"]
+
+
 def test_a_node_that_dies_in_a_turn_costs_no_answer(tmp_path):
     backend, deaths = Backend(), iter([True])
     real = backend.evaluate
