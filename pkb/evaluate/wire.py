@@ -1,7 +1,7 @@
 """How trees and messages cross process borders: JSON and safetensors in length-prefixed frames, never pickles.
 
 A frame is an 8-byte little-endian length and that many bytes. Control messages are JSON objects. A tree travels as two frames:
-a JSON skeleton whose tensor leaves name their tensor, and the tensors' bytes (safetensors). What a candidate process sends is
+a JSON skeleton whose tensor leaves name their tensor, and the tensors (``pkb.evaluate.tensors``). What a candidate process sends is
 untrusted: every size is bounded before memory is taken.
 """
 
@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
+from pkb.evaluate import tensors as streams
 from pkb.problem import GroupRef
 
 MAX_MESSAGE = 32 << 20
-_LENGTH = struct.Struct("<Q")
-#: Exact dtypes that safetensors does not carry travel as bytes of the same width.
+#: Dtypes that safetensors does not carry travel as their real parts.
 _AS_BYTES = {torch.complex128, torch.complex64, torch.complex32}
 
 
@@ -36,16 +33,15 @@ class TooLong(WireError):
 
 def send_bytes(link: socket.socket, payload: bytes | memoryview) -> None:
     """Send one frame; blocks until the kernel has taken all of it."""
-    link.sendall(_LENGTH.pack(len(payload)))
+    link.sendall(streams.LENGTH.pack(len(payload)))
     link.sendall(payload)
 
 
 def receive_bytes(link: socket.socket, limit: int, deadline: float | None = None) -> bytearray:
     """Receive one frame of at most ``limit`` bytes. Raises TooLong if it is longer, WireError if the peer is gone."""
-    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
-    if length > limit:
-        raise TooLong(f"{length} bytes where at most {limit} are allowed")
-    return _exactly(link, length, deadline)
+    buffer = bytearray(_length(link, limit, deadline))
+    _fill(link, memoryview(buffer), deadline)
+    return buffer
 
 
 def send_message(link: socket.socket, **fields: Any) -> None:
@@ -68,35 +64,36 @@ def receive_message(link: socket.socket, limit: int = MAX_MESSAGE, deadline: flo
 
 
 def send_tree(link: socket.socket, tree: Any) -> int:
-    """Send a tree; returns the bytes of tensor data sent."""
-    skeleton, payload = encode(tree)
+    """Send a tree; returns the bytes of tensor data sent. Raises TypeError for a leaf that has no form on the wire."""
+    skeleton, tensors = encode(tree)
+    head, length = streams.size(tensors)
     send_bytes(link, skeleton)
-    send_bytes(link, payload)
-    return len(payload)
+    link.sendall(streams.LENGTH.pack(length))
+    for piece in streams.pieces(head, tensors):
+        link.sendall(piece)
+    return length
 
 
 def receive_tree(link: socket.socket, limit: int, device: str = "cpu") -> Any:
-    """Receive a tree whose tensor data has at most ``limit`` bytes; tensors end in private memory on ``device``."""
-    skeleton = receive_bytes(link, MAX_MESSAGE)
-    return decode(bytes(skeleton), bytes(receive_bytes(link, limit)), device)
+    """Receive a tree whose tensor data has at most ``limit`` bytes; tensors end in private memory on ``device``.
 
-
-def encode(tree: Any) -> tuple[bytes, bytes]:
-    """(skeleton, tensors) of a tree. Raises TypeError for a leaf that has no form on the wire."""
-    tensors: dict[str, torch.Tensor] = {}
-    skeleton = json.dumps(_describe(tree, tensors)).encode()
-    return skeleton, save_tensors(tensors)
-
-
-def decode(skeleton: bytes, payload: bytes, device: str = "cpu") -> Any:
-    """The tree again. Raises WireError if the two parts do not belong together."""
+    Raises WireError for what is no tree.
+    """
+    skeleton = bytes(receive_bytes(link, MAX_MESSAGE))
+    length = _length(link, limit)
     try:
-        tensors = load_tensors(payload)
+        tensors = streams.receive(lambda buffer: _fill(link, buffer), length, MAX_MESSAGE)
         return _restore(json.loads(skeleton), tensors, device)
-    except WireError:
+    except (WireError, OSError):
         raise
-    except Exception as error:  # safetensors and json raise several kinds; all mean the bytes are not a tree
+    except Exception as error:  # json and torch raise several kinds; all mean the bytes are not a tree
         raise WireError(f"not a tree: {error}") from None
+
+
+def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
+    """(skeleton, its tensors by name, contiguous and on CPU). Raises TypeError for a leaf that has no form on the wire."""
+    tensors: dict[str, torch.Tensor] = {}
+    return json.dumps(_describe(tree, tensors)).encode(), tensors
 
 
 def _describe(x: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -144,8 +141,7 @@ def _describe_tensor(x: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
     if plain.dtype in _AS_BYTES:
         entry["as"] = str(plain.dtype).removeprefix("torch.")
         plain = torch.view_as_real(plain).contiguous()
-    place = plain.untyped_storage().data_ptr()  # safetensors refuses tensors that share memory
-    tensors[name] = plain.clone() if any(place == t.untyped_storage().data_ptr() for t in tensors.values()) else plain
+    tensors[name] = plain
     return entry
 
 
@@ -205,16 +201,24 @@ def _restore_tensor(x: dict[str, Any], tensors: dict[str, torch.Tensor], device:
     plain = tensors.pop(x["t"])  # each once: a skeleton cannot ask for more memory than its payload has bytes
     if "as" in x:
         plain = torch.view_as_complex(plain)
-    plain = plain.to(device) if device != "cpu" else plain.clone()  # own memory, aligned as the allocator aligns
+    plain = plain.to(device)
     if "order" in x:
         plain = plain.permute(sorted(range(plain.dim()), key=lambda d: x["order"][d]))
     return plain.requires_grad_(True) if x.get("grad") else plain
 
 
-def _exactly(link: socket.socket, length: int, deadline: float | None = None) -> bytearray:
-    buffer = bytearray(length)
-    view, filled = memoryview(buffer), 0
-    while filled < length:
+def _length(link: socket.socket, limit: int, deadline: float | None = None) -> int:
+    field = bytearray(streams.LENGTH.size)
+    _fill(link, memoryview(field), deadline)
+    (length,) = streams.LENGTH.unpack(field)
+    if length > limit:
+        raise TooLong(f"{length} bytes where at most {limit} are allowed")
+    return int(length)
+
+
+def _fill(link: socket.socket, view: memoryview, deadline: float | None = None) -> None:
+    filled = 0
+    while filled < len(view):
         if deadline is not None:
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError("the message is not there in time")
@@ -223,4 +227,3 @@ def _exactly(link: socket.socket, length: int, deadline: float | None = None) ->
         if not got:
             raise WireError("the other side closed the connection")
         filled += got
-    return buffer

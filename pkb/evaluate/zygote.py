@@ -44,7 +44,6 @@ def main(control_fd: int) -> None:
             import triton  # noqa: F401
 
     torch.set_num_threads(1)
-    wire.decode(*wire.encode([torch.zeros(1)]))  # what is imported at its first use: a rank may not be able to any more
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report over sockets; nobody waits for them here
     wire.send_message(control, ready=os.getpid())

@@ -166,10 +166,13 @@ def test_a_build_that_takes_too_long_is_killed_with_its_compilers(settings, tmp_
     monkeypatch.setenv("CXX", str(compiler))
     builds.extensions.toolchain.cache_clear()
     try:
-        made = build(candidate_of(ANSWER), "cpu", settings("evaluation.limits.build_seconds=8"))
+        for limit in (8, 80):  # a busy machine may need the first just to reach the compiler
+            made = build(candidate_of(ANSWER), "cpu", settings(f"evaluation.limits.build_seconds={limit}"))
+            assert not made.ok and made.log == f"the build did not finish within {limit} s"
+            if note.exists():
+                break
     finally:
         builds.extensions.toolchain.cache_clear()
-    assert not made.ok and made.log == "the build did not finish within 8 s"
     pids = [int(p) for p in note.read_text().split()]
     assert pids and not any(alive(p) for p in pids)
     assert not list((tmp_path / "builds").glob("*")), "nothing is left that the next build could trip over"

@@ -1,5 +1,6 @@
 """What crosses process borders arrives as it left, and bytes that are no tree are refused before they cost memory."""
 
+import io
 import json
 import socket
 import struct
@@ -7,11 +8,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkb.evaluate import wire
+from pkb.evaluate import tensors, wire
 from pkb.problem import GroupRef
 
 DTYPES = [
@@ -33,7 +35,31 @@ DTYPES = [
 
 
 def travel(tree):
-    return wire.decode(*wire.encode(tree))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=wire.send_tree, args=(theirs, tree))
+        sender.start()
+        got = wire.receive_tree(ours, 1 << 30)
+        sender.join()
+    return got
+
+
+def arrive(skeleton: bytes, payload: bytes):
+    """What a receiver makes of two frames."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frames = [struct.pack("<Q", len(part)) + part for part in (skeleton, payload)]
+        sender = threading.Thread(target=lambda: [theirs.sendall(f) for f in frames])
+        sender.start()
+        try:
+            return wire.receive_tree(ours, 1 << 20)
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
+            sender.join()
+
+
+def payload_of(**tensors):
+    return safetensors.torch.save(tensors)
 
 
 def bits(x):
@@ -148,11 +174,30 @@ def test_views_of_one_storage_travel_by_value():
 
 
 def test_received_tensors_are_private_and_aligned():
-    skeleton, payload = wire.encode([torch.ones(3, dtype=torch.uint8), torch.arange(5.0)])
-    got = wire.decode(skeleton, payload)
+    sent = [torch.ones(3, dtype=torch.uint8), torch.arange(5.0)]
+    got = travel(sent)
     got[1].add_(1)
-    assert torch.equal(wire.decode(skeleton, payload)[1], torch.arange(5.0))
+    assert torch.equal(sent[1], torch.arange(5.0))
     assert all(t.data_ptr() % 16 == 0 for t in got)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.is_complex], ids=str)
+def test_the_format_is_that_of_the_safetensors_library(dtype):
+    noise = {
+        "a": torch.randint(0, 2, (3, 5)).to(dtype),
+        "empty": torch.ones(0, 3).to(dtype),
+        "scalar": torch.ones(()).to(dtype),
+    }
+    noise["large"] = torch.randint(0, 2, (1 << 17,)).to(dtype)
+    head, length = tensors.size(noise)
+    whole = b"".join(tensors.pieces(head, noise))
+    assert len(whole) == length
+    theirs = safetensors.torch.load(whole)
+    stream = io.BytesIO(payload_of(**noise))
+    ours = tensors.receive(stream.readinto, len(stream.getbuffer()), 1 << 20)
+    for name, x in noise.items():
+        for y in (theirs[name], ours[name]):
+            assert y.dtype == dtype and y.shape == x.shape and torch.equal(bits(y[None]), bits(x[None]))
 
 
 TREES = st.recursive(
@@ -187,7 +232,39 @@ def test_any_dense_tensor_arrives_equal(shape, order, dtype):
 @given(st.binary(max_size=80), st.binary(max_size=80))
 def test_arbitrary_bytes_never_do_worse_than_a_wire_error(skeleton, payload):
     with pytest.raises(wire.WireError):
-        wire.decode(skeleton + b"\0", payload)
+        arrive(skeleton + b"\0", payload)
+
+
+HEADERS = {
+    "not an object": [],
+    "no entry": {"0": 5},
+    "unknown dtype": {"0": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}},
+    "unhashable dtype": {"0": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}},
+    "no shape": {"0": {"dtype": "F32", "data_offsets": [0, 4]}},
+    "negative sizes": {"0": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}},
+    "sizes that are no integers": {"0": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}},
+    "truth as a size": {"0": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+    "a huge size beside none": {"0": {"dtype": "F32", "shape": [0, 1 << 70], "data_offsets": [0, 0]}},
+    "huge sizes beside none": {"0": {"dtype": "F32", "shape": [0, 1 << 61, 1 << 61], "data_offsets": [0, 0]}},
+    "too many dimensions": {"0": {"dtype": "F32", "shape": [1] * 5000, "data_offsets": [0, 4]}},
+    "more than follows": {"0": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}},
+    "less than follows": {"0": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}},
+    "a gap": {"0": {"dtype": "U8", "shape": [1], "data_offsets": [3, 4]}},
+    "an overlap": {n: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for n in "01"},
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_headers_that_lie_are_refused_before_memory_is_taken(header):
+    text = json.dumps(header).encode()
+    with pytest.raises(wire.WireError):
+        arrive(b'{"t": "0"}', struct.pack("<Q", len(text)) + text + bytes(4))
+
+
+@pytest.mark.parametrize("payload", [b"", bytes(7), struct.pack("<Q", 1 << 63), struct.pack("<Q", 2) + b"{"], ids=len)
+def test_payloads_without_a_whole_header_are_refused(payload):
+    with pytest.raises(wire.WireError):
+        arrive(b'{"t": "0"}', payload)
 
 
 @pytest.mark.parametrize(
@@ -217,17 +294,16 @@ def test_arbitrary_bytes_never_do_worse_than_a_wire_error(skeleton, payload):
     ids=lambda s: s[:24],
 )
 def test_malformed_skeletons_are_refused(skeleton):
-    _, payload = wire.encode(torch.ones(3))
     with pytest.raises(wire.WireError):
-        wire.decode(skeleton.encode(), payload)
+        arrive(skeleton.encode(), payload_of(**{"0": torch.ones(3)}))
 
 
 def test_a_sparse_tensor_with_indices_out_of_range_is_refused():
-    skeleton, payload = wire.encode(torch.sparse_coo_tensor([[5]], [1.0], (6,), check_invariants=True))
+    skeleton, parts = wire.encode(torch.sparse_coo_tensor([[5]], [1.0], (6,), check_invariants=True))
     lie = json.loads(skeleton)
     lie["shape"] = [2]
     with pytest.raises(wire.WireError):
-        wire.decode(json.dumps(lie).encode(), payload)
+        arrive(json.dumps(lie).encode(), payload_of(**parts))
 
 
 @pytest.fixture
