@@ -12,6 +12,7 @@ from pkb.errors import UserError
 from pkb.records import AttemptKey, Evaluation, Generation
 from pkb.refine import conversation, feedback
 from pkb.refine.limits import History, as_told, best, ending
+from pkb.verdict import Verdict
 
 
 def check_context(config: Config, prompts: Mapping[str, str]) -> None:
@@ -49,6 +50,8 @@ class Refinement:
         """The verdict on an answer whose candidate an earlier turn had already; None when it is new."""
         source = generation.source
         for i, (earlier, evaluation) in enumerate(as_told(history)):
+            if evaluation.verdict is Verdict.NO_CODE:  # it may have held this source, in an answer that was cut off
+                continue
             if source is not None and earlier.source is not None and earlier.source.strip() == source.strip():
                 extra = {k: v for k, v in evaluation.extra.items() if k != "ended"}
                 return dataclasses.replace(evaluation, extra={**extra, "repeats": extra.get("repeats", i)}, seconds_by_stage={})

@@ -45,7 +45,9 @@ def text(
     if standing.best is not None:
         turn, speed = standing.best
         parts.append(say("parts", "best", turn=turn, speed=speed))
-    parts.append(say("parts", "faster" if evaluation.verdict is Verdict.CORRECT else "next"))
+    told_values = evaluation.verdict in (Verdict.MISMATCH, Verdict.NONDETERMINISTIC)
+    what = "faster" if evaluation.verdict is Verdict.CORRECT else "next_values" if told_values else "next"
+    parts.append(say("parts", what))
     parts[-1] += " " + (say("parts", "edit", name=file) if file else say("parts", "reply"))
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 

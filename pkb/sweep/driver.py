@@ -154,8 +154,8 @@ class Driver:
                 )
                 return
             for i, (same, earlier) in enumerate(history):
-                if same.source == generation.source:
-                    history[i] = (same, attempts.final(judged, earlier if i != turn else before))
+                if same.source == generation.source and earlier.verdict is before.verdict:
+                    history[i] = (same, attempts.final(judged, earlier))
                     await self._record(*history[i], item, "confirmed", instead=True)
             self.progress.move(generation.key.model, item.stage, None)
 

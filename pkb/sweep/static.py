@@ -38,7 +38,10 @@ def without_code(generation: Generation, config: Config) -> Evaluation | None:
     if generation.source is not None and generation.status is not GenerationStatus.TRUNCATED:
         return None
     reason = _NO_ANSWER.get(generation.status, "")
-    detail = "; ".join(text for text in (reason, generation.extraction) if text) or "no code in the answer"
+    said = (
+        [] if generation.status is GenerationStatus.EMPTY else [generation.extraction]
+    )  # there is nothing more to say of nothing
+    detail = "; ".join(text for text in (reason, *said) if text) or "no code in the answer"
     return outcome(generation.key.problem, config, Verdict.NO_CODE, detail, Stage.EXTRACT)
 
 

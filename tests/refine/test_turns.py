@@ -156,6 +156,19 @@ def test_an_answer_that_was_given_before_is_not_judged_again_and_the_model_is_to
     assert "same as that of turn 0" in model.asked[2][1][-1]["content"]
 
 
+def test_code_that_was_in_an_answer_cut_off_is_judged_when_it_comes_whole(tmp_path):
+    model = Model("correct 1.2", "correct 1.2")
+    generate = model.generate
+
+    async def cut_off_at_first(name, key, messages):
+        found = await generate(name, key, messages)
+        return dataclasses.replace(found, status=GenerationStatus.TRUNCATED) if key.turn == 0 else found
+
+    model.generate = cut_off_at_first
+    sweep(tmp_path / "r", settings(max_turns=2), model, Backend())
+    assert [r["verdict"] for r in rows(tmp_path / "r")] == ["no_code", "correct"]
+
+
 def test_an_answer_without_code_counts_as_a_turn_and_is_named(tmp_path):
     model = Model("mismatch", None, "correct 1.2")
     sweep(tmp_path / "r", settings(max_turns=3), model, Backend())
