@@ -326,7 +326,8 @@ def export(run: Run, out: Annotated[Path, typer.Option("--out", metavar="DIR", h
     """
     from pkb.analyze import export as exports
 
-    exports.export(run, out)
+    for note in exports.export(run, out):
+        print(f"note: {note}", file=sys.stderr)
     print(f"wrote {out}")
     return 0
 

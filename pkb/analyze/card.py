@@ -36,6 +36,11 @@ def _front_matter(schemas: Mapping[str, pa.Schema], counts: Mapping[str, int]) -
 
 
 def _text(run: Run, found: Tables, counts: Mapping[str, int]) -> str:
+    notes = (
+        ["", "What to know of these rows:", "", *(f"- {run.without_paths(note)}" for note in found.notes)]
+        if found.notes
+        else []
+    )
     setting = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in setting_of(run).items())
     lines = [
         f"# Multi-GPU kernels by language models: run {run.label}",
@@ -44,8 +49,10 @@ def _text(run: Run, found: Tables, counts: Mapping[str, int]) -> str:
         "communicates directly between GPUs, and what became of each when it was built, run and timed. Made with `pkb`; the",
         "problem set is that of ParallelKernelBench (Chan, Paek, Guo, Arora, Fu, 2026; Apache-2.0).",
         "",
-        f"Run of {run.meta.get('created', 'unknown date')}, measured with: {setting}. `run.yaml` has the whole configuration and the",
-        f"versions. Rows: {', '.join(f'{n} {name}' for name, n in counts.items())}. Schema version {SCHEMA_VERSION}.",
+        f"Run of {run.meta.get('created', 'unknown date')}, measured with: {setting}.",
+        "`run.yaml` has the whole configuration and the versions.",
+        f"Rows: {', '.join(f'{n} {name}' for name, n in counts.items())}. Schema version {SCHEMA_VERSION}.",
+        *notes,
         "",
         "## Results",
         "",

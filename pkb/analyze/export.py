@@ -18,7 +18,7 @@ import yaml
 
 from pkb import problem
 from pkb.analyze.card import card
-from pkb.analyze.runs import Run, evaluations, generations, open_run
+from pkb.analyze.runs import Run, evaluations, generations, once_told, open_run
 from pkb.analyze.tables import tables
 from pkb.errors import UserError
 from pkb.store.schema import SCHEMA_VERSION, TABLES
@@ -42,9 +42,10 @@ ROWS_PER_FILE = 50_000
 _BATCH = 2000  # rows of texts in memory at once
 
 
-def export(run: Path, out: Path) -> None:
+def export(run: Path, out: Path) -> tuple[str, ...]:
     """Write the data set of a run to the new folder ``out``: problems/, generations/, evaluations/, run.yaml and README.md.
 
+    Returns the notes on what is missing or mixed, one line each; the card has them too.
     Raises UserError when ``run`` is no run, or ``out`` is there already and not an empty folder. Nothing is left of a failed
     export.
     """
@@ -54,7 +55,10 @@ def export(run: Path, out: Path) -> None:
     found = tables([run])
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        with (
+            once_told([opened]),
+            tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch,
+        ):
             made = Path(scratch) / "dataset"
             counts = {
                 "problems": _write(
@@ -71,6 +75,7 @@ def export(run: Path, out: Path) -> None:
             os.replace(made, out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+    return found.notes
 
 
 def _problems(run: Run, cells: Any) -> list[dict[str, Any]]:
@@ -119,5 +124,5 @@ def _write(folder: Path, schema: pa.Schema, batches: Iterable[pa.Table]) -> int:
     if writer is not None:
         writer.close()
     elif number == 0:
-        pq.write_table(schema.empty_table(), folder / "part-00000.parquet", compression="zstd")
+        pq.ParquetWriter(folder / "part-00000.parquet", schema).close()  # no row group: readers choke on one without rows
     return total

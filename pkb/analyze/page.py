@@ -6,6 +6,7 @@ models are untrusted text: they are data here, and the script only ever sets the
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from importlib import resources
@@ -69,6 +70,7 @@ def page_data(found: Tables, more: Details) -> dict[str, Any]:
     series = [
         {"run": r, "model": m, "label": f"{m} · {r}" if several else m} for r, m in found.counts.select("run", "model").rows()
     ]
+    notes = (*found.notes, *more.notes)
     held = [name for name in Tables.FRAMES if name != "excluded"]  # the list of attempts has these
     frames = {name: getattr(found, name) for name in held} | {name: getattr(more, name) for name in Details.FRAMES}
     return {
@@ -77,7 +79,7 @@ def page_data(found: Tables, more: Details) -> dict[str, Any]:
         "series": series,
         "problems": [{"name": p, **about(p).as_dict()} for p in sorted(found.cells["problem"].unique())],
         "frames": {name: _columns(frame) for name, frame in frames.items()},
-        "notes": [*found.notes, *more.notes],
+        "notes": [functools.reduce(lambda text, run: run.without_paths(text), found.runs, n) for n in notes],
     }
 
 

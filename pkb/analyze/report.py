@@ -32,21 +32,25 @@ def render(
         raise UserError(f"--format {format}: must be one of {', '.join(FORMATS)}")
     if format == "html" and out is None:
         raise UserError("a page is several megabytes; say where it goes, e.g. --format html --out report.html")
+    from pkb.analyze.runs import once_told
     from pkb.analyze.tables import tables
 
     found = tables(runs, policy)
-    if out is None:
-        return _as_text(found, policy) if format == "table" else _json_text(found, policy)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if format == "html":
-            from pkb.analyze.page import write_page
+    with once_told(found.runs):
+        if format != "html":
+            text = _as_text(found, policy) if format == "table" else _json_text(found, policy)
+        if out is None:
+            return text
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if format == "html":
+                from pkb.analyze.page import write_page
 
-            write_page(found, out, assets, policy)
-        else:
-            write_atomic(out, _as_text(found, policy) if format == "table" else _json_text(found, policy))
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+                write_page(found, out, assets, policy)
+            else:
+                write_atomic(out, text)
+        except OSError as error:
+            raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     return None
 
 

@@ -96,6 +96,10 @@ class Run:
         plain: dict[str, Any] = json.loads(json.dumps(self.meta, default=str))
         return {k: v for k, v in _without(plain, _LOCAL).items() if k != "run"}
 
+    def without_paths(self, note: str) -> str:
+        """A note fit to be published: files of the run by their names within it."""
+        return note.replace(f"{self.path.resolve()}/", "").replace(f"{self.path}/", "")
+
     @property
     def planned(self) -> int | None:
         """Attempts per model that the run set out to make; None when it cannot be told."""
@@ -182,6 +186,13 @@ def naming_damage(runs: Sequence[Run]) -> Iterator[None]:
                 message = f"{path} is damaged; move it away and run the same sweep again to fill the gap"
                 raise UserError(message) from error
         raise
+
+
+@contextlib.contextmanager
+def once_told(runs: Sequence[Run]) -> Iterator[None]:
+    """For reading runs again whose tables are made: what is missing is among their notes already, so warnings of it are silent."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning), naming_damage(runs):
+        yield
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -16,7 +17,7 @@ from pkb.analyze import pass_at_k
 from pkb.analyze.report import render
 from pkb.analyze.tables import tables
 from pkb.errors import UserError
-from pkb.store.schema import READABLE_VERSIONS, SCHEMA_VERSION
+from pkb.store.schema import READABLE_VERSIONS, SCHEMA_VERSION, TABLES
 from tests.analyze.demo import MODELS, PROBLEMS, write_demo
 from tests.analyze.rows import write_run
 
@@ -118,3 +119,23 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="No space left"):
         exports.export(write_demo(tmp_path / "run"), tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_is_missing_is_said_in_the_card(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    run = write_demo(tmp_path / "run")
+    (run / "evaluations" / "part-000001.parquet").rename(run / "evaluations" / "part-000002.parquet")
+    notes = exports.export(run, tmp_path / "out")
+    assert [n for n in notes if "part-000001.parquet is missing" in n]
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "- evaluations/part-000001.parquet is missing" in card and str(tmp_path) not in card
+    render([run], "html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"evaluations/part-000001.parquet is missing' in page and str(tmp_path) not in page
+    assert not recwarn.list
+
+
+def test_a_table_without_rows_has_no_empty_row_group(tmp_path: Path) -> None:
+    exports.export(write_run(tmp_path / "run", []), tmp_path / "out")
+    (part,) = (tmp_path / "out" / "evaluations").iterdir()
+    assert pq.read_metadata(part).num_row_groups == 0
+    assert pl.read_parquet(part).columns == TABLES["evaluations"].names
