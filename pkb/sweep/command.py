@@ -64,7 +64,8 @@ def run_sweep(config: Config, as_json: bool = False) -> int:
     runs.check(run, config)
     models = _models(run, config)
     with RunStore(run) as store:
-        plan = plans.make(run, _run_name(run), list(models), problems, config.attempts, config.agent)
+        imported = [name for name, model in models.items() if "imported" in model]
+        plan = plans.make(run, _run_name(run), list(models), problems, config.attempts, config.agent, imported)
         _check_keys(config, plan)
         runs.write(run, config, {"models": list(models.values()), "problems": problems})
         store.supersede("generations", plan.retry_generations)
@@ -306,7 +307,7 @@ def _missing(run: Path, plan: Plan, ending: Ending) -> dict[str, int]:
     """Why attempts have no outcome -> how many, the most frequent first."""
     import polars as pl
 
-    now = plans.make(run, plan.run, plan.models, plan.problems, plan.attempts, plan.agent)
+    now = plans.make(run, plan.run, plan.models, plan.problems, plan.attempts, plan.agent, plan.imported)
     if now.judged.all():
         return {}
     rows = reader.scan(run, "generations").filter(~pl.col("status").is_in(plans.COUNTED["generations"]))

@@ -35,45 +35,48 @@ def import_folder(folder: Path, model: str, run: Path, overrides: Sequence[str] 
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give one that holds kernels named NN_stem_backend.py")
-    chosen: dict[str, list[Path]] = defaultdict(list)
+    chosen: dict[str, list[tuple[str, str]]] = defaultdict(list)
     skipped: list[tuple[str, str]] = []
     for path in sorted(folder.glob("*.py")):
         found = match(path.name)
-        if found.problem:
-            chosen[found.problem].append(path)
+        text, reason = _read(path) if found.problem else (None, found.reason)
+        if found.problem and text is not None:
+            chosen[found.problem].append((path.name, text))
         else:
-            skipped.append((path.name, found.reason))
+            skipped.append((path.name, reason))
     if not chosen:
         why = f" ({skipped[0][0]}: {skipped[0][1]})" if skipped else ""
         raise UserError(f"{folder} holds no file named like 1_allreduce_cuda.py{why}")
     if (run / runs.FILE).exists():
         raise UserError(f"{run} is a run already; give a new directory")
     problems = sorted(chosen)
-    attempts = max(len(paths) for paths in chosen.values())
+    attempts = max(len(kernels) for kernels in chosen.values())
     numbers = ",".join(str(int(name[:3])) for name in problems)
     settings = configuration.load([*overrides, f"run_dir={run}", f"problems=[{numbers}]", f"attempts={attempts}"], config)
     settings = dataclasses.replace(settings, models=[model])
     runs.check(run, settings)
     rows = [
-        generation_row(
-            _generation(AttemptKey(run.resolve().name, model, name, attempt), paths[attempt] if attempt < len(paths) else None)
-        )
-        for name, paths in chosen.items()
-        for attempt in range(attempts)
+        generation_row(_generation(AttemptKey(run.resolve().name, model, name, attempt), file, text))
+        for name, kernels in chosen.items()
+        for attempt, (file, text) in enumerate(kernels)
     ]
     with RunStore(run) as store:
         runs.write(run, settings, {"models": [{"name": model, "imported": str(folder)}], "problems": problems})
         store.append("generations", rows)
-    return Imported(sum(len(paths) for paths in chosen.values()), len(chosen), tuple(skipped))
+    return Imported(len(rows), len(chosen), tuple(skipped))
 
 
-def _generation(key: AttemptKey, path: Path | None) -> Generation:
-    if path is None:
-        return Generation(key, GenerationStatus.EMPTY, "", "", extraction="fewer kernels than for other problems")
+def _read(path: Path) -> tuple[str | None, str]:
+    """The text of a file, or None with the reason."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+        return path.read_text(encoding="utf-8"), ""
+    except UnicodeDecodeError:
+        return None, "not UTF-8 text"
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror})"
+
+
+def _generation(key: AttemptKey, file: str, text: str) -> Generation:
     return Generation(
-        key, GenerationStatus.OK, "", "", answer=text, source=text, extraction=f"imported from {path.name}", cost_usd=0.0
+        key, GenerationStatus.OK, "", "", answer=text, source=text, extraction=f"imported from {file}", cost_usd=0.0
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ class Plan:
     retry_evaluations: tuple[AttemptKey, ...] = ()
     agent: AgentConfig = field(default_factory=AgentConfig)
     replace_generations: frozenset[AttemptKey] = frozenset()
+    imported: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -79,11 +80,18 @@ class Plan:
 
 
 def make(
-    run: Path, name: str, models: Sequence[str], problems: Sequence[str], attempts: int, agent: AgentConfig | None = None
+    run: Path,
+    name: str,
+    models: Sequence[str],
+    problems: Sequence[str],
+    attempts: int,
+    agent: AgentConfig | None = None,
+    imported: Collection[str] = (),
 ) -> Plan:
     """The plan of a run directory, which may be empty or new; ``name`` is the run's own, as run.yaml has it.
 
-    agent: with several turns, an attempt is judged when its last turn is; until then ``unfinished`` has its turns.
+    agent: with several turns, an attempt is judged when its last turn is; until then ``unfinished`` has its turns. imported: models
+    that are folders of kernels; nobody can be asked for those that are not there, so nothing is left to do for them.
 
     Raises UserError when rows name a model or problem that the configuration does not (another run's files).
     """
@@ -115,6 +123,10 @@ def make(
                     bits[index.place(AttemptKey(name, *place))] = True
             retry_generations += found.stray_generations
             retry_evaluations += found.stray_evaluations
+    for m in (models.index(model) for model in imported):
+        absent = ~generated[m]
+        generated[m] |= absent
+        judged[m] |= absent
     return Plan(
         name,
         tuple(models),
@@ -126,6 +138,7 @@ def make(
         tuple(retry_evaluations),
         agent,
         paid,
+        tuple(imported),
     )
 
 

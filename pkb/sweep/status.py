@@ -22,7 +22,11 @@ def read(run: Path) -> dict[str, Any]:
     models = runs.model_names(description)
     generated = _counts(run, "generations")
     judged = _counts(run, "evaluations")
-    total_each = len(description["problems"]) * description["config"]["attempts"]
+    each = len(description["problems"]) * description["config"]["attempts"]
+    totals = dict.fromkeys(models, each)
+    for model in description.get("models") or []:
+        if "imported" in model:  # as many as there are; nobody can be asked for more
+            totals[model["name"]] = sum(generated.get(model["name"], {}).values())
     snapshot = run / view.SNAPSHOT
     live = json.loads(snapshot.read_text()) if snapshot.is_file() else None
     counted = plans.COUNTED["evaluations"]
@@ -33,11 +37,11 @@ def read(run: Path) -> dict[str, Any]:
         "created": description["created"],
         "sessions": len(description["sessions"]),
         "writer": writer(run),
-        "total": total_each * len(models),
+        "total": sum(totals.values()),
         "done": done,
-        "complete": done == total_each * len(models),
+        "complete": done == sum(totals.values()),
         "models": {
-            name: {"total": total_each, "generations": generated.get(name, {}), "verdicts": judged.get(name, {})}
+            name: {"total": totals[name], "generations": generated.get(name, {}), "verdicts": judged.get(name, {})}
             for name in models
         },
         "live": live,

@@ -1,13 +1,18 @@
 """Folders of existing kernels: which file is for which problem, and what becomes of a folder."""
 
-import polars as pl
 import pytest
 
 from pkb import problem
 from pkb.errors import UserError
+from pkb.records import Job
 from pkb.store import reader
-from pkb.sweep import kernels
+from pkb.store import run as runs
+from pkb.store.rows import evaluation_row, key_of
+from pkb.store.writer import RunStore
+from pkb.sweep import kernels, status
+from pkb.sweep import plan as plans
 from pkb.sweep.kernel_names import match
+from tests.sweep import stubs
 
 NAMES = [
     ("1_allreduce_cuda.py", "001_allreduce"),
@@ -58,12 +63,33 @@ def test_a_folder_becomes_a_run(tmp_path):
     for name in ("1_allreduce_cuda.py", "1_allreduce_cuda_v2.py", "55_ring_attention_cuda.py", "3_nothing_of_the_kind.py"):
         (folder / name).write_text(f"# {name}\ndef solution(tensor): ...\n")
     (folder / "notes.md").write_text("no kernel")
+    (folder / "2_allgather_cuda.py").write_bytes(b"\xff\xfe")
     found = kernels.import_folder(folder, "by-hand", tmp_path / "run")
     assert (found.files, found.problems) == (3, 2)
-    assert [name for name, _ in found.skipped] == ["3_nothing_of_the_kind.py"]
-    rows = reader.scan(tmp_path / "run", "generations").filter(pl.col("status") == "ok").sort("problem", "attempt").collect()
+    assert [name for name, _ in found.skipped] == ["2_allgather_cuda.py", "3_nothing_of_the_kind.py"]
+    assert found.skipped[0][1] == "not UTF-8 text"
+    rows = reader.scan(tmp_path / "run", "generations").sort("problem", "attempt").collect()
     assert rows["problem"].to_list() == ["001_allreduce", "001_allreduce", "054_ring_attention"]
     assert rows["source"][1].startswith("# 1_allreduce_cuda_v2.py")
+
+
+def test_a_kernel_that_is_not_there_is_no_failure_and_nothing_to_wait_for(tmp_path):
+    """Two kernels for one problem, one for another: three attempts, and the run is complete when they are judged."""
+    folder, run = tmp_path / "kernels", tmp_path / "run"
+    folder.mkdir()
+    for name in ("1_allreduce_cuda.py", "1_allreduce_cuda_v2.py", "2_allgather_cuda.py"):
+        (folder / name).write_text("def solution(tensor): ...\n")
+    kernels.import_folder(folder, "by-hand", run)
+    problems = runs.read(run)["problems"]
+    plan = plans.make(run, "run", ["by-hand"], problems, 2, imported=["by-hand"])
+    assert not plan.may_ask("by-hand") and len(list(plans.unfinished(run, plan))) == 3
+    assert status.read(run)["total"] == 3 and not status.read(run)["complete"]
+    with RunStore(run) as store:
+        for row in reader.scan(run, "generations").collect().to_dicts():
+            job = Job(row["problem"], row["source"], 2, "smoke")
+            store.append("evaluations", [evaluation_row(key_of(row), stubs.evaluation(job))])
+    assert plans.make(run, "run", ["by-hand"], problems, 2, imported=["by-hand"]).judged.all()
+    assert status.read(run)["complete"]
 
 
 def test_a_folder_without_any_kernel_is_refused(tmp_path):
