@@ -21,6 +21,7 @@ from pkb.analyze.card import card
 from pkb.analyze.runs import Run, evaluations, generations, once_told, open_run
 from pkb.analyze.tables import tables
 from pkb.errors import UserError
+from pkb.store.layout import Slot
 from pkb.store.schema import SCHEMA_VERSION, TABLES
 
 #: One row per problem of the run. A change of any column is a change of SCHEMA_VERSION, as for the other two tables.
@@ -107,14 +108,17 @@ def _rows(run: Run, table: str) -> Iterator[pa.Table]:
 
 
 def _write(folder: Path, schema: pa.Schema, batches: Iterable[pa.Table]) -> int:
-    """Write the batches as files of at most about ROWS_PER_FILE rows, at least one file; returns the number of rows."""
+    """Write the batches as files of at most about ROWS_PER_FILE rows, at least one file; returns the number of rows.
+
+    Files are named as the store names parts, so that a data set is read like the run that it came from.
+    """
     folder.mkdir(parents=True)
     schema = schema.with_metadata({"pkb.schema_version": str(SCHEMA_VERSION)})
-    total = number = 0
+    total, number = 0, 1
     writer = None
     for batch in batches:
         if writer is None:
-            writer, held = pq.ParquetWriter(folder / f"part-{number:05d}.parquet", schema, compression="zstd"), 0
+            writer, held = pq.ParquetWriter(folder / Slot(number).part, schema, compression="zstd"), 0
         writer.write_table(batch.replace_schema_metadata(schema.metadata))
         total += batch.num_rows
         held += batch.num_rows
@@ -123,6 +127,6 @@ def _write(folder: Path, schema: pa.Schema, batches: Iterable[pa.Table]) -> int:
             writer, number = None, number + 1
     if writer is not None:
         writer.close()
-    elif number == 0:
-        pq.ParquetWriter(folder / "part-00000.parquet", schema).close()  # no row group: readers choke on one without rows
+    elif number == 1:
+        pq.ParquetWriter(folder / Slot(1).part, schema).close()  # no row group: readers choke on one without rows
     return total

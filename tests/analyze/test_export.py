@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import polars as pl
@@ -139,3 +140,14 @@ def test_a_table_without_rows_has_no_empty_row_group(tmp_path: Path) -> None:
     (part,) = (tmp_path / "out" / "evaluations").iterdir()
     assert pq.read_metadata(part).num_row_groups == 0
     assert pl.read_parquet(part).columns == TABLES["evaluations"].names
+
+
+def test_a_data_set_is_reported_like_its_run(tmp_path: Path) -> None:
+    run = write_demo(tmp_path / "run", turns=3)
+    exports.export(run, tmp_path / "out")
+    mine, theirs = (json.loads(render([p], "json") or "") for p in (run, tmp_path / "out"))
+    assert (
+        theirs["headline"] == mine["headline"]
+        and theirs["counts"] == mine["counts"]
+        and theirs["mechanisms"] == mine["mechanisms"]
+    )
