@@ -102,7 +102,9 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """Attempts per model that the run set out to make; None when it cannot be told."""
+        """Attempts per model that the run set out to make; None when it cannot be told, as of a folder of kernels."""
+        if any("imported" in model for model in self.meta.get("models") or [] if isinstance(model, dict)):
+            return None
         problems = self.meta.get("problems")
         attempts = self.config.get("attempts")
         return len(problems) * int(attempts) if isinstance(problems, list) and isinstance(attempts, int) else None
