@@ -46,6 +46,7 @@ class Cluster:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._gauges: dict[str, Any] = {}
+        self._names: dict[str, str] = {}  # by node id
 
     async def connect(self) -> None:
         """Start Ray here or join the cluster of ``cluster.address``; raises UserError when there is none at that address.
@@ -68,16 +69,16 @@ class Cluster:
         alive = [n for n in nodes if n["Alive"]]
         if own not in {n["NodeID"] for n in alive}:
             raise HeadLost("the Ray node of this process is gone")
-        hosts = [n["NodeManagerHostname"] for n in alive]
+        self._names = placement.machine_names(self._names, alive)
         return [
             Machine(
                 node_id=n["NodeID"],
-                name=host if hosts.count(host) == 1 else f"{host}-{n['NodeID'][:6]}",
+                name=self._names[n["NodeID"]],
                 cpus=float(n["Resources"].get("CPU", 0)),
                 gpus=int(n["Resources"].get("GPU", 0)),
                 local=not self._config.cluster.address,
             )
-            for n, host in zip(alive, hosts, strict=True)
+            for n in alive
         ]
 
     async def start(self, actor: type, arguments: Sequence[Any], node_id: str, cpus: float, gpus: int, concurrency: int) -> Any:

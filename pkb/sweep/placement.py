@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,28 @@ class Place:
         if len(self.groups) == 1:
             return [self.name]
         return [f"{self.name}/{i}" for i in range(len(self.groups))]
+
+
+def machine_names(earlier: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Node id -> name of the Ray nodes that are alive: the host's, with its address or part of the id where hosts share a name.
+
+    earlier: the names of a moment ago. A node keeps its name as long as it lives, whoever else comes and goes, because its actor is
+    known by it.
+    """
+    ids = {n["NodeID"] for n in nodes}
+    names = {node_id: name for node_id, name in earlier.items() if node_id in ids}
+    hosts = Counter(n["NodeManagerHostname"] for n in nodes)
+    places = Counter((n["NodeManagerHostname"], n["NodeManagerAddress"]) for n in nodes)
+    for n in nodes:
+        host, address, node_id = n["NodeManagerHostname"], n["NodeManagerAddress"], n["NodeID"]
+        choices = [f"{host}-{node_id[:6]}"]
+        if places[host, address] == 1:
+            choices.insert(0, f"{host}-{address}")
+        if hosts[host] == 1:
+            choices.insert(0, host)
+        if node_id not in names:
+            names[node_id] = next((name for name in choices if name not in names.values()), f"{host}-{node_id}")
+    return names
 
 
 def unfit(machine: Machine, config: Config) -> str | None:

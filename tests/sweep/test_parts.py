@@ -195,3 +195,17 @@ def test_there_is_a_builder_even_where_no_cpu_is_to_spare():
     assert placement.builders([gpus(4, 4.0)], config())
     local = Machine("id", "laptop", 2.0, 0, local=True)
     assert placement.builders([local], dataclasses.replace(Config(), ranks=2))
+
+
+def test_nodes_keep_their_names_while_others_of_the_same_host_name_come_and_go():
+    def node(node_id, host, address="10.0.0.1"):
+        return {"NodeID": node_id * 8, "NodeManagerHostname": host, "NodeManagerAddress": address}
+
+    first = placement.machine_names({}, [node("a", "gpu"), node("b", "other")])
+    assert first == {"a" * 8: "gpu", "b" * 8: "other"}
+    second = placement.machine_names(first, [node("a", "gpu"), node("c", "gpu", "10.0.0.2"), node("d", "gpu", "10.0.0.2")])
+    assert second == {"a" * 8: "gpu", "c" * 8: "gpu-cccccc", "d" * 8: "gpu-dddddd"}
+    third = placement.machine_names(second, [node("c", "gpu", "10.0.0.2"), node("e", "gpu", "10.0.0.3")])
+    assert third == {"c" * 8: "gpu-cccccc", "e" * 8: "gpu-10.0.0.3"}
+    returned = placement.machine_names(third, [node("f", "gpu", "10.0.0.3")])
+    assert returned == {"f" * 8: "gpu"}
