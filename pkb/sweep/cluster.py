@@ -148,9 +148,12 @@ def _connect(config: Config) -> None:
         else:
             cpus = placement.local_cpus(config)
             ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **common)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise UserError(
-            f"cluster.address={address or 'local'}: {_first_line(error)}; start one with `ray start --head` or leave the address out"
+            f"cluster.address={address or 'local'}: {_first_line(error)}; is it up (`ray status`), and has this machine its token "
+            "(RAY_AUTH_TOKEN, see docs/cluster.md)?"
+            if address
+            else f"Ray does not start on this machine: {_first_line(error)}"
         ) from None
 
 

@@ -222,8 +222,9 @@ class Judges:
                 seen = clock()
             elif clock() - seen > patience:
                 reasons = [f"{name} {n.state}: {n.reason}" for name, n in self._progress.nodes.items()]
+                last = list(self._progress.notices)[-1:]
                 raise HarnessError(
-                    f"no usable node for {clock() - seen:.0f} s ({'; '.join(reasons) or 'none came up'}); "
+                    f"no usable node for {clock() - seen:.0f} s ({'; '.join(reasons or last) or 'none came up'}); "
                     "run the same command again to continue"
                 )
 

@@ -81,10 +81,21 @@ class RayBackend:
         self._offered: asyncio.Queue[RayNode] = asyncio.Queue()
         self._connected = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
+        self._authentication: dict[str, str] = {}
 
     async def open(self) -> None:
-        """Connect to Ray. Raises UserError when there is no cluster at the address, HarnessError when it does not answer."""
-        reader = await self._start()
+        """Connect to Ray. Raises UserError when there is no cluster at the address, HarnessError when it does not answer.
+
+        ``ray start`` makes a cluster ask for a token where it finds one, but Ray presents none to a cluster named by its address,
+        and a cluster without tokens does not work with a process that has one. So one is presented only if it does not go without.
+        """
+        try:
+            reader = await self._start()
+        except UserError:
+            if not self._config.cluster.address or not _has_token():
+                raise
+            self._authentication = {"RAY_AUTH_MODE": "token"}
+            reader = await self._start()
         self._keeping = asyncio.create_task(self._keep(reader))
 
     async def nodes(self) -> AsyncIterator[RayNode]:
@@ -140,7 +151,7 @@ class RayBackend:
         root = os.fspath(Path(__file__).resolve().parents[2])
         kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith("RAY_")}
         kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        kept = {**SETTINGS, **kept}
+        kept = {**SETTINGS, **self._authentication, **kept}
         log: IO[bytes]
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
@@ -233,3 +244,9 @@ class RayBackend:
             process.kill()
             await asyncio.to_thread(process.wait)
         return process.returncode
+
+
+def _has_token() -> bool:
+    """Whether Ray finds a token here."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    return "RAY_AUTH_MODE" not in os.environ and ("RAY_AUTH_TOKEN" in os.environ or Path(path).is_file())
