@@ -11,6 +11,10 @@
 set -euo pipefail
 
 port="${RAY_PORT:-6379}"
+# Only this job's processes may use its cluster.
+RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
+export RAY_AUTH_MODE RAY_AUTH_TOKEN
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${nodes[0]}"
 address="$(srun --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | awk '{print $1}'):$port"

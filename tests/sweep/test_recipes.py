@@ -49,4 +49,7 @@ def test_ray_job_has_what_the_operator_requires():
 def test_ray_up_has_what_ray_requires():
     cluster = yaml.safe_load((FOLDER / "ray-up.yaml").read_text())
     assert {"cluster_name", "provider", "auth", "head_start_ray_commands", "worker_start_ray_commands"} <= cluster.keys()
+    assert all(
+        "RAY_AUTH_MODE=token" in c for k in ("head", "worker") for c in cluster[f"{k}_start_ray_commands"] if "start" in c
+    )
     assert cluster["min_workers"] == len(cluster["provider"]["worker_ips"])
