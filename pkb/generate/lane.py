@@ -15,6 +15,9 @@ from pkb.generate.limits import Breaker, Bucket
 from pkb.generate.models import Model
 from pkb.generate.prices import prices_of
 
+#: The first call of a session goes ahead of the others by at most this (seconds): a bad key, an unknown model or a wrong parameter
+#: is known by then, and costs one request instead of all places' worth.
+FIRST_ALONE = 1.0
 #: A provider that asks for a longer wait than this (seconds) is asked again in another session.
 LONGEST_WAIT = 3600.0
 
@@ -31,6 +34,8 @@ class Lane:
         self._rejected = 0
         self._most_rejected = config.outage_failures
         self._free_at = 0.0  # time.monotonic() until which the provider wants quiet
+        self._begun = False
+        self._first_over = False  # the first call, or the time that it is alone
         self._places = asyncio.Semaphore(model.max_parallel) if model.max_parallel else contextlib.nullcontext()
         # Requests are spaced, with at most a second's worth at once: a minute's worth would break limits that are checked in
         # shorter windows.
@@ -51,12 +56,26 @@ class Lane:
             await self._tokens.take(tokens)
             while self.stopped is None and (wait := self._free_at - time.monotonic()) > 0:
                 await asyncio.sleep(wait + random.random())  # not all in the same instant
+            await self._after_first()
             epoch = await self.breaker.admit()
             try:
                 yield epoch
             except asyncio.CancelledError:
                 self.breaker.forgo(epoch)
                 raise
+            finally:
+                self._first_over = True
+
+    async def _after_first(self) -> None:
+        """Return at once to the first call, to the others when it is known that calls can work."""
+        if not self._begun:
+            self._begun = True
+            return
+        for _ in range(10):  # in steps: litellm's imports, on the first call, hold the event loop for seconds
+            if self._first_over:
+                return
+            await asyncio.sleep(FIRST_ALONE / 10)
+        self._first_over = True
 
     def settle(self, foreseen: float, tokens: float) -> None:
         """A call has used this many tokens."""

@@ -236,13 +236,21 @@ STOPPING = [
 @pytest.mark.parametrize(("name", "reply"), STOPPING, ids=[c[0].replace(" ", "-") for c in STOPPING])
 def test_a_model_that_cannot_answer_is_stopped_at_once_and_the_others_go_on(name, reply):
     with Server.replying(reply) as bad, Server.replying(answer()) as good:
-        model, other = model_at(bad, "bad", max_parallel=1), model_at(good, "good", max_parallel=1)
+        model, other = model_at(bad, "bad"), model_at(good, "good")
         found = ask(*[(model, i) for i in range(20)], *[(other, i) for i in range(5)])
     assert len(bad.requests) == 1
     assert all(f.status is GenerationStatus.PROVIDER_ERROR for f in found[:20])
     assert sum(f.tries for f in found[:20]) == 1
     assert all("not asked" in f.error for f in found[1:20])
     assert all(f.status is GenerationStatus.OK for f in found[20:])
+
+
+def test_the_first_call_holds_the_others_back_for_a_moment_only():
+    with Server(lambda r: json_reply(completion(), before=3.0 if r.number == 0 else 0.0)) as server:
+        found = ask(*[(model_at(server), i) for i in range(6)])
+        first, *others = (request.at for request in server.requests)
+    assert all(f.status is GenerationStatus.OK for f in found)
+    assert 0.5 < min(others) - first < 3.0
 
 
 def test_a_provider_that_rejects_every_request_is_not_asked_261_times():
