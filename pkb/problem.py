@@ -271,13 +271,23 @@ def names() -> tuple[str, ...]:
 
 
 def resolve(ident: int | str) -> str:
-    """The NNN_stem of a number (``81``, ``"081"``), a stem or a full name; raises UserError naming the nearest."""
+    """The NNN_stem of a number (``81``, ``"081"``), a stem or a full name, whose zeros may be left out.
+
+    Raises UserError, naming the nearest, for none of these, and for a number and a name of different problems.
+    """
     text = str(ident).strip()
-    for name in names():
-        number, stem = name.split("_", 1)
-        if text in (name, stem) or (text.isdigit() and int(text) == int(number)):
-            return name
-    near = difflib.get_close_matches(text, [*names(), *(n.split("_", 1)[1] for n in names())], 1, 0.3)
+    by_number = {int(name[:3]): name for name in names()}
+    by_stem = {name.split("_", 1)[1]: name for name in names()}
+    if text in by_stem:
+        return by_stem[text]
+    parts = re.fullmatch(r"([0-9]{1,9})(?:_(.+))?", text)
+    numbered = by_number.get(int(parts[1])) if parts else None
+    named = by_stem.get(parts[2]) if parts and parts[2] else numbered
+    if numbered and numbered == named:
+        return numbered
+    if numbered and named:
+        raise UserError(f"'{text}' is ambiguous: {parts[1]} is {numbered}, the name is {named}'s; give one of these")
+    near = difflib.get_close_matches(text, [*names(), *by_stem], 1, 0.3)
     hint = f"; did you mean '{near[0]}'?" if near else f"; there are {len(names())}, see `pkb problems`"
     raise UserError(f"no problem '{text}'{hint}")
 

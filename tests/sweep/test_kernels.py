@@ -57,6 +57,17 @@ def test_a_file_that_fits_no_problem_has_a_reason(file, reason):
     assert found.problem is None and reason in found.reason
 
 
+@pytest.mark.parametrize("text", ["54", "054", "ring_attention", "054_ring_attention", "54_ring_attention"])
+def test_a_problem_goes_by_number_name_or_both(text):
+    assert problem.resolve(text) == "054_ring_attention"
+
+
+@pytest.mark.parametrize(("text", "said"), [("55_ring_attention", "055_ring_attention_tp"), ("12_gemm_allgather", "014_gemm")])
+def test_a_number_and_a_name_of_different_problems_are_ambiguous(text, said):
+    with pytest.raises(UserError, match=f"ambiguous.*{said}"):
+        problem.resolve(text)
+
+
 def test_a_folder_becomes_a_run(tmp_path):
     folder = tmp_path / "kernels"
     folder.mkdir()
