@@ -285,7 +285,7 @@ def resolve(ident: int | str) -> str:
     named = by_stem.get(parts[2]) if parts and parts[2] else numbered
     if numbered and numbered == named:
         return numbered
-    if numbered and named:
+    if parts and numbered and named:
         raise UserError(f"'{text}' is ambiguous: {parts[1]} is {numbered}, the name is {named}'s; give one of these")
     near = difflib.get_close_matches(text, [*names(), *by_stem], 1, 0.3)
     hint = f"; did you mean '{near[0]}'?" if near else f"; there are {len(names())}, see `pkb problems`"
