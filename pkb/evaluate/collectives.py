@@ -69,6 +69,11 @@ class Collective:
         """Whether it moves floating-point data."""
         return any(t.is_floating_point() or t.is_complex() for t in (*self.sent, *self.received))
 
+    @property
+    def reduction(self) -> Any:
+        """How it reduces, if it does."""
+        return self._arguments.get("op", dist.ReduceOp.SUM)
+
     def do(self) -> Any:
         """Carry it out; returns what the original returns."""
         return self._original(**self._arguments)
@@ -93,7 +98,7 @@ class Collective:
             if self.name == "all_gather_object":
                 self._arguments["object_list"][:] = [self._arguments["obj"]] * size
             elif self.name in _IN_PLACE:
-                if manner == "scaled" and self.name == "all_reduce" and self.floating and self._sums():
+                if manner == "scaled" and self.name == "all_reduce" and self.floating and self.reduction == dist.ReduceOp.SUM:
                     self.received[0].mul_(size)
             elif self.name.startswith("reduce_scatter"):
                 parts = self.sent if len(self.sent) > 1 else list(self.sent[0].reshape(size, -1))
@@ -121,9 +126,6 @@ class Collective:
                 target.copy_(fitted(source, target))
             else:
                 target.zero_()
-
-    def _sums(self) -> bool:
-        return self._arguments.get("op", dist.ReduceOp.SUM) == dist.ReduceOp.SUM
 
 
 @contextlib.contextmanager

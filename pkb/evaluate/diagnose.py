@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pkb import tree
-from pkb.evaluate import compare, patterns
+from pkb.evaluate import compare, patterns, replayed
 from pkb.evaluate.collectives import intercept
 from pkb.evaluate.scene import Known, Scene
 
@@ -46,12 +46,13 @@ def of_rank(calls: Sequence[Call], at: int, run: Run, rank: int, world_size: int
     around = {i: _shared(calls[i].expected, run) for i in window}
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, around)
+    mistaken = _mistaken(call.expected, run, world_size) if all((a[at] or {}).get("whole") for a in gathered) else []
     judged = compare.judge(call.expected, call.output, call.after)
     if judged.right:
         return {"right": True}
     try:
         arguments = _numbers(call.expected)
-        return {"right": False, "arguments": arguments, **_described(call, judged, at, gathered, rank, world_size)}
+        return {"right": False, "arguments": arguments, **_described(call, judged, at, gathered, mistaken, rank, world_size)}
     except (
         RuntimeError,
         ValueError,
@@ -62,7 +63,7 @@ def of_rank(calls: Sequence[Call], at: int, run: Run, rank: int, world_size: int
 
 
 def _described(
-    call: Call, judged: compare.Judgement, at: int, gathered: list[Any], rank: int, world_size: int
+    call: Call, judged: compare.Judgement, at: int, gathered: list[Any], mistaken: list[Any], rank: int, world_size: int
 ) -> dict[str, Any]:
     """The worst output of a wrong answer: which, where, and what accounts for it."""
     if not judged.structure or call.expected.problem is None:
@@ -70,7 +71,8 @@ def _described(
     observed = compare.compared_leaves(call.expected.problem, call.expected.inputs, call.output, call.after)
     worst: tuple[float, dict[str, Any]] | None = None
     for index, (entry, (_, got)) in enumerate(zip(call.expected.entries, observed, strict=True)):
-        scene = _scene(entry, got, index, at, gathered, rank, world_size)
+        likewise = [(about, leaves[index]) for about, leaves in mistaken if index < len(leaves)]
+        scene = _scene(entry, got, index, at, gathered, likewise, rank, world_size)
         if scene is None or not patterns.wrong_elements(scene).any():
             continue
         where = patterns.location(scene)
@@ -96,7 +98,9 @@ def _shared(expected: compare.Expected, run: Run) -> dict[str, Any] | None:
         "inputs": inputs,
     }
     held = sum(t.nbytes for t in [*shared["expected"], *shared["alone"], *(t for _, t in inputs)] if t is not None)
-    return shared if held <= SHARED_BYTES else {"expected": [None] * len(expected.entries), "alone": [], "inputs": []}
+    if held > SHARED_BYTES:
+        return {"expected": [None] * len(expected.entries), "alone": [], "inputs": []}
+    return {**shared, "whole": True}
 
 
 def _numbers(expected: compare.Expected) -> dict[str, int | float | bool]:
@@ -117,8 +121,26 @@ def _alone(expected: compare.Expected, run: Run) -> list[torch.Tensor | None]:
     return [_plain(leaf) for _, leaf in leaves]
 
 
+def _mistaken(expected: compare.Expected, run: Run, world_size: int) -> list[tuple[dict[str, Any], list[torch.Tensor | None]]]:
+    """The reference's answers with mistakes in its collectives; every rank must ask at the same time."""
+    brought = replayed.delivered(lambda: run(tree.clone(expected.inputs)))
+    found = []
+    for about, (output, after) in replayed.mistaken(lambda: run(tree.clone(expected.inputs)), brought, world_size):
+        assert expected.problem is not None
+        leaves = compare.compared_leaves(expected.problem, expected.inputs, output, after)
+        found.append((about, [_plain(leaf) for _, leaf in leaves]))
+    return found
+
+
 def _scene(
-    entry: compare.Entry, got: Any, index: int, at: int, gathered: Sequence[Any], rank: int, world_size: int
+    entry: compare.Entry,
+    got: Any,
+    index: int,
+    at: int,
+    gathered: Sequence[Any],
+    mistaken: list[Any],
+    rank: int,
+    world_size: int,
 ) -> Scene | None:
     reference, got = _plain(entry.reference), _plain(got)
     if reference is None or got is None or reference.shape != got.shape or not reference.numel():
@@ -142,6 +164,7 @@ def _scene(
         known(at),
         [known(i) for i in range(at - 1, max(-1, at - 1 - BEFORE), -1)],
         [known(i) for i in range(at + 1, at + 1 + AFTER) if all(i in (around or {}) for around in gathered)],
+        [(about, x) for about, x in mistaken if x is not None],
     )
 
 

@@ -22,6 +22,8 @@ LEAST_SHARE = 0.2
 #: From this share on one hypothesis explains all; below it, explanations of the whole answer come first.
 FULL_SHARE = 0.9
 MOST_FINDINGS = 3
+#: Of fewer elements chance is not told apart.
+FEW = 64
 #: Above this many wrong elements a regular sample of them is looked at.
 SAMPLE = 1 << 16
 #: A relative error (RMS of the difference over RMS of what is expected) that rounding could explain.
@@ -42,13 +44,16 @@ def findings(scene: Scene) -> list[dict[str, Any]]:
     tried = []
     for hypothesis in _hypotheses(scene, where):
         values = hypothesis.values[where]
-        if near(values, expected, allowed).double().mean() < 0.5:  # else it is the right answer under another name
-            tried.append((near(values, got, rounded(allowed, values, scene)), hypothesis.about))
+        if near(values, expected, allowed).double().mean() >= 0.5:  # it is the right answer under another name
+            continue
+        matching = near(values, got, rounded(allowed, values, scene))
+        if not _by_chance(matching, values, got, allowed):
+            tried.append((matching, hypothesis.about))
     while len(found) < MOST_FINDINGS and left.any():
         counts = [int((left & matching).sum()) for matching, _ in tried]
         most = max(counts, default=0)
         kind = tried[counts.index(most)][1]["kind"] if most else ""  # of equals the first
-        if not found and (most < FULL_SHARE * where.numel() or kind == "other rank") and (whole := _blocks(scene)):
+        if not found and (most < FULL_SHARE * where.numel() or kind in ("other rank", "order")) and (whole := _blocks(scene)):
             return [whole]
         if most <= LEAST_SHARE * where.numel():
             break
@@ -58,6 +63,14 @@ def findings(scene: Scene) -> list[dict[str, Any]]:
     if not found and (whole := _rounding(scene) or _disorder(scene)):
         return [whole]
     return found
+
+
+def _by_chance(matching: torch.Tensor, values: torch.Tensor, got: torch.Tensor, allowed: torch.Tensor) -> bool:
+    """Whether so many elements match as would if the values stood elsewhere: small integers, and the like, often do."""
+    if values.numel() < FEW or values.unique().numel() < FEW // 8:
+        return False
+    chance = float(near(values.roll(values.numel() // 3 + 1), got, allowed).double().mean())
+    return float(matching.double().mean()) - chance < LEAST_SHARE * (1 - chance)
 
 
 def _add(found: list[dict[str, Any]], finding: dict[str, Any]) -> None:
@@ -145,13 +158,16 @@ def _share(mask: torch.Tensor, where: torch.Tensor) -> float:
 def _hypotheses(scene: Scene, where: torch.Tensor) -> Iterator[Hypothesis]:
     """In order of precedence: of two that account for as many elements the first is taken."""
     size = wide(scene.expected).numel()
-    yield Hypothesis(torch.zeros(size, dtype=torch.float64), {"kind": "zeros"})
+    if (scene.expected == 0).double().mean() < 0.1:  # else a zero says little
+        yield Hypothesis(torch.zeros(size, dtype=torch.float64), {"kind": "zeros"})
     yield from _unexchanged(scene)
     yield from _factors(scene)
     yield from addends.hypotheses(scene, where)
     yield from _other_calls(scene, size)
     yield from _other_ranks(scene)
     yield from _layouts(scene)
+    yield from (Hypothesis(wide(x), about) for about, x in scene.mistaken if fits(x, scene))
+    yield from _any_factor(scene)
 
 
 def _unexchanged(scene: Scene) -> Iterator[Hypothesis]:
@@ -182,25 +198,23 @@ def _other_ranks(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def _factors(scene: Scene) -> Iterator[Hypothesis]:
-    """A missing or doubled average, and any other constant."""
-    W, expected, got = scene.world_size, wide(scene.expected), wide(scene.got)
-    factors: dict[float, str] = {
-        float(W): f"{W}",
-        1 / W: f"1/{W}",
-        float(W * W): f"{W * W}",
-        1 / W**2: f"1/{W * W}",
-        -1.0: "-1",
-    }
-    usable = got.isfinite() & expected.isfinite() & (expected != 0)
-    if usable.sum() >= 8:
-        ratios = got[usable] / expected[usable]
-        typical = float(ratios.median())
-        constant = bool(((ratios - typical).abs() < 0.02 * abs(typical)).double().mean() > 0.5)
-        if constant and all(abs(typical - f) > 0.01 * abs(f) for f in factors) and abs(typical) > 1e-6:
-            factors[typical] = f"{typical:.4g}"
+    """A missing or doubled average, or a sign."""
+    W, expected = scene.world_size, wide(scene.expected)
+    factors = {float(W): f"{W}", 1 / W: f"1/{W}", float(W * W): f"{W * W}", 1 / W**2: f"1/{W * W}", -1.0: "-1"}
     for factor, text in factors.items():
-        if factor != 1:
-            yield Hypothesis(expected * factor, {"kind": "factor", "factor": text, "world_size": W})
+        yield Hypothesis(expected * factor, {"kind": "factor", "factor": text, "world_size": W})
+
+
+def _any_factor(scene: Scene) -> Iterator[Hypothesis]:
+    """Whatever constant most of the answer is off by."""
+    expected, got = wide(scene.expected), wide(scene.got)
+    usable = got.isfinite() & expected.isfinite() & (expected != 0)
+    if usable.sum() < FEW // 8:
+        return
+    ratios = got[usable] / expected[usable]
+    typical = float(ratios.median())
+    if abs(typical) > 1e-6 and ((ratios - typical).abs() < 0.02 * abs(typical)).double().mean() > 0.5:
+        yield Hypothesis(expected * typical, {"kind": "factor", "factor": f"{typical:.4g}", "world_size": scene.world_size})
 
 
 def _other_calls(scene: Scene, size: int) -> Iterator[Hypothesis]:
@@ -282,12 +296,9 @@ def _same(wanted: torch.Tensor, got: torch.Tensor, allowed: torch.Tensor) -> boo
 
 
 def _disorder(scene: Scene) -> dict[str, Any] | None:
-    """All values are there, in an order that no simple layout explains."""
-    a, order = wide(scene.expected).sort()
-    allowed = wide(scene.allowed)[order] * SLACK
-    if bool(near(a, wide(scene.got).sort().values, allowed).double().mean() > 0.99) and a.unique().numel() > 8:
-        return {"kind": "reordered", "share": 1.0}
-    return None
+    """All values are there to the bit, in an order that no simple layout explains; near values prove nothing, there are so many."""
+    a, b = wide(scene.expected).sort().values, wide(scene.got).sort().values
+    return {"kind": "reordered", "share": 1.0} if bool((a == b).double().mean() > 0.995) and a.unique().numel() > 8 else None
 
 
 def _rounding(scene: Scene) -> dict[str, Any] | None:

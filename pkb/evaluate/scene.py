@@ -29,6 +29,7 @@ class Scene:
     """One wrong output on one rank; all tensors are real (complex numbers have a last dimension of two).
 
     allowed: by element, the largest error that passes (zeros: exact). before, after: the calls around this one, nearest first.
+    mistaken: what the reference returns with a mistake in its collectives (``replayed``), and what that is called.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class Scene:
     now: Known
     before: list[Known] = field(default_factory=list)
     after: list[Known] = field(default_factory=list)
+    mistaken: list[tuple[dict[str, Any], torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

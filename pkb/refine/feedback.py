@@ -134,6 +134,8 @@ def _finding(finding: Mapping[str, Any], outputs: Mapping[str, Any]) -> str:
     kind = str(finding["kind"])
     ranks = finding.get("ranks", [])
     sub = finding.get("origin") or finding.get("which") or finding.get("meeting")
+    if finding.get("inside"):
+        sub = "inside"
     if kind == "interleaved":
         sub = "rank_major" if finding.get("rank_major") else "element_major"
     output = next((o["output"] for r, o in outputs.items() if int(r) in ranks and "output" in o), "output")

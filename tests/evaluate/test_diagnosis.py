@@ -187,6 +187,27 @@ def test_ranks_that_wait_at_different_places(judge):
     assert [s["callee"] for s in diagnosis["stood"]] == ["wait_signal", "barrier"]
 
 
+def test_parts_in_the_wrong_order_inside_of_a_computation(judge):
+    found = judge("012_allgather_gemm", "return torch.cat(everyone(A_local)[::-1], 1) @ B", parameters="A_local, B")
+    assert first(found, "order")["how"] == "in reverse"
+
+
+def test_an_average_in_place_of_a_sum_inside_of_a_computation(judge):
+    body = """
+x = local_hidden_states.float()
+mean = total(x.pow(2).sum(-1, keepdim=True)) / 2 / (x.shape[-1] * 2)
+return local_weight * (x * torch.rsqrt(mean + variance_epsilon)).to(local_hidden_states.dtype)
+"""
+    found = first(judge("018_tp_rms_norm", body, "local_hidden_states, local_weight, variance_epsilon"), "factor")
+    assert found["inside"] and found["factor"] == "1/2"
+
+
+def test_values_of_another_computation_are_no_reordering(judge):
+    """Sorted, a thousand numbers of one distribution lie near a thousand others."""
+    found = judge("001_allreduce", "torch.manual_seed(0)\nreturn (torch.randn(tensor.shape) * 1.5).to(tensor.dtype)")
+    assert found.extra["diagnosis"]["kinds"] == []
+
+
 def test_a_root_that_is_taken_for_a_constant(judge):
     found = judge("003_broadcast", "return everyone(tensor)[0]", parameters="tensor, src=0")
     diagnosis = diagnosed(found, "local", "other rank")

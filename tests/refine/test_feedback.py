@@ -153,9 +153,19 @@ def test_every_finding_has_words_without_open_places():
     for key, sources in itertools.product(words, ([0], [1, 2])):
         kind, _, sub = key.partition("/")
         finding = {"kind": kind, "ranks": [0, 1], "share": 0.4, "dim": 0, "dims": [0, 1], "distance": 1, "world_size": 2}
-        finding |= {"of": "something", "factor": "2", "moved": moved, "relative": 0.02, "by": 2, "sources": sources}
+        finding |= {
+            "of": "something",
+            "how": "in reverse",
+            "factor": "2",
+            "moved": moved,
+            "relative": 0.02,
+            "by": 2,
+            "sources": sources,
+        }
         if kind == "interleaved":
             finding["rank_major"] = sub == "rank_major"
+        elif sub == "inside":
+            finding["inside"] = True
         elif sub:
             finding[{"nan": "origin", "stale": "which", "deadlock": "meeting"}[kind]] = sub
         diagnosis = {"when": "in isolation", "findings": [finding], "outputs": {"0": {"output": "output", "where": where}}}
