@@ -117,9 +117,8 @@ def _denominators(found: Tables) -> list[str]:
     several = found.counts["run"].n_unique() > 1
     for row in found.counts.iter_rows(named=True):
         who = _who(row, several)
-        parts = [
-            f"{row['attempted']} of {row['planned']} attempts counted" if row["planned"] else f"{row['attempted']} attempts"
-        ]
+        of = f" of {row['planned']}" if row["planned"] else ""
+        parts = [f"{row['attempted']}{of} {_noun('attempt', row['planned'] or row['attempted'])} counted"]
         for name, text in (
             ("missing_provider", "missing because of the provider"),
             ("harness_errors", "left out: the harness failed"),
@@ -129,7 +128,10 @@ def _denominators(found: Tables) -> list[str]:
                 parts.append(f"{row[name]} {text}")
         lines.append(f"{who}: " + ", ".join(parts))
     dropped = found.headline.filter((pl.col("dropped") > 0) & pl.col("metric").str.contains(r"^pass@")).iter_rows(named=True)
-    lines += [f"{_who(r, several)}: {r['metric']} leaves out {r['dropped']} problems with too few attempts" for r in dropped]
+    lines += [
+        f"{_who(r, several)}: {r['metric']} leaves out {r['dropped']} {_noun('problem', r['dropped'])} with too few attempts"
+        for r in dropped
+    ]
     lines += _left_out(found, several)
     deviating = sum(bool(about(p).deviations) for p in found.cells["problem"].unique())
     if deviating:
@@ -137,6 +139,10 @@ def _denominators(found: Tables) -> list[str]:
             f"{deviating} of these problems differ on purpose from the original benchmark's; `pkb problems ID` says how"
         )
     return [*lines, *(f"note: {n}" for n in found.notes)]
+
+
+def _noun(name: str, count: int) -> str:
+    return name if count == 1 else f"{name}s"
 
 
 def _who(row: Mapping[str, Any], several: bool) -> str:

@@ -78,7 +78,7 @@ def test_denominators_are_stated(tmp_path: Path) -> None:
     assert (
         "1 of 5 attempts counted, 1 missing because of the provider, 1 left out: the harness failed, 2 not judged yet" in text
     )
-    assert "pass@3 leaves out 1 problems" in text
+    assert "pass@3 leaves out 1 problem with too few attempts" in text
 
 
 def test_unknown_cost_is_not_nothing(tmp_path: Path) -> None:
