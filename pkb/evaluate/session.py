@@ -29,6 +29,7 @@ LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a 
 RANDOM_DELAY_US = 300
 PATIENCE = 10.0  # times the reference's own time, where that is more than evaluation.limits.call_seconds
 BURST_BYTES = 1 << 30  # of answers of one burst, per rank
+REPEATED = "when repeated"  # the burst on one set of inputs, without delays
 
 
 class Ended(Exception):
@@ -185,11 +186,11 @@ class Session:
         late = dice.randrange(self.job.world_size)
         order = (trials * 2 + dice.sample(trials * 2, len(trials)))[: self._burst_calls(len(trials), 3 * len(trials))]
         for name, order_now, slowed in (
-            ("alone", [0] * self._burst_calls(2, 3), None),
+            (REPEATED, [0] * self._burst_calls(2, 3), None),
             ("back to back", order, None),
             ("with a late rank", order, late),
         ):
-            trials_now = [0] if name == "alone" else trials
+            trials_now = [0] if name == REPEATED else trials
             keys = [self._key(t) for t in trials_now]
             self.reference.tell(do="burst", trials=trials_now, keys=keys, order=order_now)
             self._candidate(
@@ -197,7 +198,7 @@ class Session:
                 Verdict.RUNTIME_ERROR,
                 per_rank=lambda rank, s=slowed: {"late_ms": LATE_MS if rank == s else 0.0},
                 do="burst",
-                delay_us=0.0 if name == "alone" else RANDOM_DELAY_US,
+                delay_us=0.0 if name == REPEATED else RANDOM_DELAY_US,
                 order=order_now,
                 changed=self._changed(),
                 whole=dice.randrange(len(order_now)),

@@ -106,8 +106,11 @@ def _diagnosis(diagnosis: Mapping[str, Any], source: str) -> Iterator[str]:
         lines = [s["line"] for s in diagnosis["stood"] if "line" in s]
         if lines:
             yield f"```\n{excerpts.excerpt(source, lines)}\n```"
-    if diagnosis.get("when", "in isolation") not in ("in isolation", "alone"):
-        yield say("parts", "when", when=diagnosis["when"])
+    when = str(diagnosis.get("when", "in isolation"))
+    if when == "when repeated":
+        yield say("parts", "when_repeated")
+    elif when != "in isolation":
+        yield say("parts", "when", when="that were timed, back to back" if when == "timed" else when)
     elif diagnosis.get("variant", "plain") != "plain":
         yield say("parts", "variant", variant=say("parts", str(diagnosis["variant"])).strip())
     if diagnosis.get("arguments"):

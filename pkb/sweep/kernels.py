@@ -38,6 +38,8 @@ def import_folder(folder: Path, model: str, run: Path, overrides: Sequence[str] 
     chosen: dict[str, list[tuple[str, str]]] = defaultdict(list)
     skipped: list[tuple[str, str]] = []
     for path in sorted(folder.glob("*.py")):
+        if path.name == "reference.py" and (folder / "workspace.yaml").is_file():
+            continue
         found = match(path.name)
         text, reason = _read(path) if found.problem else (None, found.reason)
         if found.problem and text is not None:

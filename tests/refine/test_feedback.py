@@ -58,6 +58,13 @@ return torch.stack([shared.view(r, tensor).float() for r in range(2)]).sum(0).to
     assert "Each call alone was right" in text and "alternate between two buffers" in text
 
 
+def test_state_that_spoils_later_calls_is_told_apart_from_a_race(judge):
+    body = "x = total(tensor).to(tensor.dtype)\nreturn x if shared.calls <= 3 else x + 1"
+    found, text = judge(body)  # three trials alone come first
+    assert found.verdict is Verdict.NONDETERMINISTIC and found.extra["diagnosis"]["when"] == "when repeated"
+    assert "something that stays from call to call" in text
+
+
 def test_a_deadlock_shows_the_line_that_each_rank_waits_at(judge):
     _, text = judge("everyone(tensor)\nif dist.get_rank() == 0:\n    shared.handle.wait_signal(1)\nreturn tensor")
     assert "rank 0: line 43 of `solution`, inside `wait_signal`" in text and "rank 1: its call had returned" in text

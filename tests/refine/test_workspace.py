@@ -53,7 +53,7 @@ def test_its_check_command_says_what_a_refinement_is_told_as_text_and_as_json(fo
 def test_its_result_is_imported_with_the_workspace_s_own_settings(folder, tmp_path):
     (folder / "001_allreduce_shm.py").write_text(candidate("return total(tensor).to(tensor.dtype)"))
     imported = kernels.import_folder(folder, "agent", tmp_path / "run", config=str(folder / "workspace.yaml"))
-    assert imported.files == 1
+    assert imported.files == 1 and not imported.skipped
     assert configuration.resumed(tmp_path / "run").evaluation.trials == 2
 
 
