@@ -94,10 +94,13 @@ class Client:
                     self._budget.charge(lane.model.name, cost_usd(lane.prices, tokens) or 0.0, _billed(tokens))
         self._places = asyncio.Semaphore(config.max_in_flight)
         self._connections: library.Connections | None = None
+        self._stopped: str | None = None
+        self.under_way = 0  # calls
+        self._quiet = asyncio.Event()
 
     def unavailable(self, name: str) -> str | None:
         """Why this model is not asked any more in this session (bad key, outage, budget), in one line; None while it is."""
-        return self._lanes[name].stopped or self._budget.exhausted(name)
+        return self._stopped or self._lanes[name].stopped or self._budget.exhausted(name)
 
     async def generate(self, model: Model, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
         """The model's answer to a conversation, with what it cost.
@@ -132,6 +135,13 @@ class Client:
             return
         self._spool.note(name, *calls.of_uncounted(generation), {"recorded": True})
         self._spool.discard(name)
+
+    async def drain(self, reason: str) -> None:
+        """Make no new call, for this reason, and wait for those under way: they are paid for."""
+        self._stopped = reason
+        while self.under_way:
+            self._quiet.clear()
+            await self._quiet.wait()
 
     def spent(self) -> dict[str, Spent]:
         """By model, what has been spent so far, earlier sessions included."""
@@ -173,12 +183,16 @@ class Client:
             wasted = len(question.wasted)
             started = time.monotonic()
             with exchange(question.name, self._spool, lane.carried) as record:
+                self.under_way += 1
                 try:
                     answer = await self._ask(question, record, arguments)
                 except Failure as failure:
                     self._failed(question, lane, epoch, failure, record, time.monotonic() - started)
                     lane.settle(foreseen, sum(_billed(t) for t in question.wasted[wasted:]))
                     raise
+                finally:
+                    self.under_way -= 1
+                    self._quiet.set()
             seconds = record.seconds if record.seconds is not None else time.monotonic() - started
             lane.success(epoch)
             lane.settle(foreseen, _billed(answer.usage))

@@ -101,7 +101,7 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
     backend = RayBackend(config, store.path / "ray.log", progress.notice)
     generator, models = _generator(config, plan, store.path)
     driver = Driver(config, plan, recorder, generator, backend, models, _conversation(config), progress)
-    interrupted = _interruptible()
+    interrupted, leave = _interruptible()
     watching = asyncio.gather(view.follow(progress, store.path, console), _publish(progress, backend))
     ending = Ending()
     try:
@@ -109,6 +109,7 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
         await asyncio.wait({work, interrupted}, return_when=asyncio.FIRST_COMPLETED)
         if interrupted.done():
             progress.state = "stopping"
+            await _finish_calls(generator, progress, {work, leave})
             work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
@@ -124,6 +125,17 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
         logging.getLogger("pkb").removeHandler(handler)
         handler.close()
     return ending
+
+
+async def _finish_calls(generator: Any, progress: Progress, until: set[asyncio.Future[None]]) -> None:
+    """Wait for the calls under way, which are paid for, but not beyond any of ``until``."""
+    if generator.under_way and not any(future.done() for future in until):
+        progress.notice(
+            f"interrupted: waiting for {generator.under_way} calls that are paid for; interrupt again to leave them"
+        )
+    drained = asyncio.ensure_future(generator.drain("interrupted"))
+    await asyncio.wait({drained, *until}, return_when=asyncio.FIRST_COMPLETED)
+    drained.cancel()
 
 
 async def _publish(progress: Progress, backend: RayBackend) -> None:
@@ -165,6 +177,8 @@ def single_shot(config: Config) -> Conversation:
 class _NobodyToAsk:
     """The generator of a session in which every answer is there already."""
 
+    under_way = 0
+
     async def generate(self, model: Any, key: AttemptKey, messages: list[dict[str, Any]]) -> Generation:
         raise AssertionError(f"{key} has an answer")
 
@@ -172,6 +186,9 @@ class _NobodyToAsk:
         return None
 
     def forget(self, generation: Generation) -> None:
+        return None
+
+    async def drain(self, reason: str) -> None:
         return None
 
     async def close(self) -> None:
@@ -246,20 +263,26 @@ def _run_name(run: Path) -> str:
     return str(runs.read(run)["run"]) if (run / runs.FILE).exists() else run.resolve().name
 
 
-def _interruptible() -> asyncio.Future[None]:
-    """Done at the first SIGINT or SIGTERM; a second one kills."""
+def _interruptible() -> tuple[asyncio.Future[None], asyncio.Future[None]]:
+    """Done when the session is to end, and when it is to end without waiting for anything.
+
+    The first SIGINT asks for the one, the second for both, as SIGTERM does, which a SIGKILL follows as a rule; one more kills.
+    """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
+    at_once: asyncio.Future[None] = loop.create_future()
 
-    def ask() -> None:
+    def ask(number: int) -> None:
+        if asked.done() or number == signal.SIGTERM:
+            at_once.set_result(None)
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
         if not asked.done():
             asked.set_result(None)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ask)
-    return asked
+        loop.add_signal_handler(number, ask, number)
+    return asked, at_once
 
 
 def _log_to(path: Path) -> logging.Handler:

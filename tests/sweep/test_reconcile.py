@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -163,3 +164,37 @@ def test_every_paid_answer_is_there_once_and_every_billed_token_is_accounted_for
     assert KEY not in (tmp_path / "out").read_text()
     assert not any(KEY.encode() in path.read_bytes() for path in run.rglob("*") if path.is_file())
     assert [path.name for path in (run / "spool").glob("*.calls")] == []
+
+
+def test_an_interrupt_waits_for_what_is_paid_for_and_a_second_one_does_not(sweep, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    slow = {"seconds": 4.0}
+    with Server(lambda request: replace(answer("In prose."), before=slow["seconds"])) as server:
+
+        def interrupted_with_calls_under_way():
+            before = len(server.requests)
+            session = sweep(server)
+            deadline = time.monotonic() + 120
+            while len(server.requests) < before + 4:
+                assert session.poll() is None and time.monotonic() < deadline, out.read_text()
+                time.sleep(0.05)
+            session.send_signal(signal.SIGINT)
+            return session
+
+        assert interrupted_with_calls_under_way().wait(60) == 130
+        paid = len(server.requests)
+        assert not any(request.left_early for request in server.requests)
+        assert "waiting for" in out.read_text() and "the same command continues this run" in out.read_text()
+        slow["seconds"] = 600.0
+        session = interrupted_with_calls_under_way()
+        while "interrupt again" not in out.read_text().partition("the same command continues")[2]:
+            assert session.poll() is None
+            time.sleep(0.05)
+        session.send_signal(signal.SIGINT)
+        assert session.wait(60) == 130
+        left = len(server.requests) - paid
+        slow["seconds"] = 0.0
+        assert sweep(server).wait(240) == 0, out.read_text()
+    rows = rows_of(run)
+    assert rows.height == 2 * PROBLEMS * ATTEMPTS and set(rows["status"]) == {"ok"}
+    assert len(server.requests) == rows.height + left == rows["tries"].sum()
