@@ -333,6 +333,7 @@ function drawTransitions() {
 
 function drawRuns() {
   const facts = [
+    ['hardware', (c, meta) => meta.hardware?.profile ?? c.prompt?.hardware],
     ['device', (c) => c.device],
     ['ranks', (c) => c.ranks],
     ['size', (c) => [c.size?.preset, ...Object.entries(c.size?.dims ?? {}).map(([k, v]) => `${k}=${v}`)].join(' ')],
@@ -342,12 +343,11 @@ function drawRuns() {
     ['attempts', (c) => c.attempts],
     ['turns', (c) => c.agent?.max_turns],
     ['trials', (c) => c.evaluation?.trials],
-    ['prompt hardware', (c) => c.prompt?.hardware],
   ];
   fillTable(
     'run-table',
     ['run', 'created', ...facts.map(([name]) => name)],
-    DATA.runs.map((r) => [r.run, r.meta.created ?? '-', ...facts.map(([, get]) => get(r.meta.config ?? {}) ?? '-')]),
+    DATA.runs.map((r) => [r.run, r.meta.created ?? '-', ...facts.map(([, get]) => get(r.meta.config ?? {}, r.meta) ?? '-')]),
   );
   fill(
     'run-yaml',
