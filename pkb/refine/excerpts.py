@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def compiler_errors(log: str, source: str) -> list[Place]:
         if match is None or len(found) == MOST_ERRORS:
             continue
         quoted = next((q for q in (_quoted(line) for line in lines[number + 1 : number + 3]) if q), "")
-        place = Place(_line_of(quoted, source), quoted, match["message"].strip())
+        place = Place(_line_of(quoted, source, match["name"], int(match["line"])), quoted, match["message"].strip())
         if place not in found:
             found.append(place)
     return found
@@ -100,7 +101,19 @@ def _quoted(line: str) -> str:
     return line.strip() if line.startswith("  ") and "^" not in line else ""
 
 
-def _line_of(quoted: str, source: str) -> int | None:
+def _line_of(quoted: str, source: str, file: str, number: int) -> int | None:
+    """The candidate's line that says ``quoted``; where several do, the one nearest to line ``number`` of the compiler's ``file``."""
     if len(quoted) < 3:
         return None
-    return next((i for i, line in enumerate(source.split("\n"), 1) if line.strip() == quoted), None)
+    places = [i for i, line in enumerate(source.split("\n"), 1) if line.strip() == quoted]
+    if len(places) < 2:
+        return places[0] if places else None
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return places[0]
+    texts = [n.lineno for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and quoted in n.value]
+    added = (
+        0 if "no_implicit_headers=True" in source else 3 if file.endswith(".cu") else 1
+    )  # lines that load_inline puts before it
+    return min(places, key=lambda i: min((abs(i - (start + number - 1 - added)) for start in texts), default=0))

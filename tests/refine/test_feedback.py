@@ -123,6 +123,17 @@ def test_what_differs_from_rank_to_rank_only_in_whose_data_it_was_is_said_once()
     assert "The same holds on rank 1 with rank 2 in that place; on rank 2 with rank 0 in that place." in text
 
 
+@pytest.mark.parametrize(("options", "added"), [("no_implicit_headers=True", 0), ("functions=['f']", 1)])
+def test_of_equal_lines_the_one_is_shown_that_the_compiler_means(options, added):
+    source = (
+        'SRC = r"""\nint f(int x) {\n  int y = 1;\n  return x * y;\n}\nint g(int x) {\n  return x * y;\n}\n"""\n'
+        f"ext = load_inline('f', cpp_sources=SRC, {options})\n"
+    )
+    log = f"main.cpp:{7 + added}:14: error: 'y' was not declared in this scope\n    {7 + added} |   return x * y;\n"
+    (place,) = excerpts.compiler_errors(log, source)
+    assert (place.line, source.split("\n")[place.line - 2]) == (7, "int g(int x) {")
+
+
 def test_nvcc_errors_are_understood():
     log = 'cuda.cu(12): error: identifier "blokDim" is undefined\n    int i = blokDim.x;\n            ^\n\n1 error detected'
     source = "SRC = '''\nint i = blokDim.x;\n'''\n"
