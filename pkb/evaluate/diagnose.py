@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pkb import tree
-from pkb.evaluate import compare, patterns, replayed
+from pkb.evaluate import compare, distance, patterns, replayed
 from pkb.evaluate.collectives import intercept
 from pkb.evaluate.scene import Known, Scene
 
@@ -175,7 +175,7 @@ def allowed_error(entry: compare.Entry, reference: torch.Tensor) -> torch.Tensor
     # the reference stands in for the oracle here, so its own error is allowed once more
     factor, known, size = entry.tolerance.factor + 1, entry.calibration, reference.to(torch.float64).abs()
     if entry.tolerance.elementwise and known.octave_most is not None:
-        octave = compare.octave_of(size)
+        octave = distance.octave_of(size)
         return factor * known.octave_most.cpu()[octave] * torch.exp2(octave - 64.0) + entry.floor * size
     return factor * known.most * known.scale + entry.floor * (size + known.scale)
 
