@@ -55,10 +55,10 @@ class Budget:
         if limits.tokens and total.tokens >= limits.tokens:
             return f"budget.tokens={limits.tokens} is used up ({total.tokens} tokens)"
         if limits.cost_usd and total.cost_usd >= limits.cost_usd:
-            return f"budget.cost_usd={limits.cost_usd:g} is used up (${total.cost_usd:.2f})"
+            return f"budget.cost_usd={limits.cost_usd:g} is used up ({_dollars(total.cost_usd)})"
         own = self._per_model.get(model, 0.0)
         if own and self.spent[model].cost_usd >= own:
-            return f"budget_usd={own:g} of {model} is used up (${self.spent[model].cost_usd:.2f})"
+            return f"budget_usd={own:g} of {model} is used up ({_dollars(self.spent[model].cost_usd)})"
         return None
 
     @contextlib.asynccontextmanager
@@ -116,3 +116,7 @@ class Budget:
         total.cost_usd += sign * part.cost_usd
         total.tokens += sign * part.tokens
         total.calls += sign * part.calls
+
+
+def _dollars(cost: float) -> str:
+    return f"${cost:.2f}" if cost >= 0.1 else f"${cost:.2g}"

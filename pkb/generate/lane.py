@@ -34,8 +34,9 @@ class Lane:
         self._rejected = 0
         self._most_rejected = config.outage_failures
         self._free_at = 0.0  # time.monotonic() until which the provider wants quiet
-        self._begun = False
-        self._first_over = False  # the first call, or the time that it is alone
+        self._proven = False  # a call was not rejected, or has lived for FIRST_ALONE
+        self._ahead_goes = False
+        self._ahead_number = 0
         self._places = asyncio.Semaphore(model.max_parallel) if model.max_parallel else contextlib.nullcontext()
         # Requests are spaced, with at most a second's worth at once: a minute's worth would break limits that are checked in
         # shorter windows.
@@ -56,7 +57,7 @@ class Lane:
             await self._tokens.take(tokens)
             while self.stopped is None and (wait := self._free_at - time.monotonic()) > 0:
                 await asyncio.sleep(wait + random.random())  # not all in the same instant
-            await self._after_first()
+            await self._ahead()
             epoch = await self.breaker.admit()
             try:
                 yield epoch
@@ -64,18 +65,23 @@ class Lane:
                 self.breaker.forgo(epoch)
                 raise
             finally:
-                self._first_over = True
+                if self._rejected:
+                    self._ahead_goes = False  # the next one goes alone too
+                else:
+                    self._proven = True
 
-    async def _after_first(self) -> None:
-        """Return at once to the first call, to the others when it is known that calls can work."""
-        if not self._begun:
-            self._begun = True
-            return
-        for _ in range(10):  # in steps: litellm's imports, on the first call, hold the event loop for seconds
-            if self._first_over:
+    async def _ahead(self) -> None:
+        """Return at once to the call that goes ahead, to the others when it is known that calls can work."""
+        ahead, waited = self._ahead_number, 0
+        while not self._proven:
+            if not self._ahead_goes:
+                self._ahead_goes = True
+                self._ahead_number += 1
                 return
+            # In steps: litellm's imports, on the first call, hold the event loop for seconds.
             await asyncio.sleep(FIRST_ALONE / 10)
-        self._first_over = True
+            ahead, waited = self._ahead_number, waited + 1 if ahead == self._ahead_number else 0
+            self._proven = self._proven or waited >= 10
 
     def settle(self, foreseen: float, tokens: float) -> None:
         """A call has used this many tokens."""

@@ -255,7 +255,7 @@ def test_the_first_call_holds_the_others_back_for_a_moment_only():
 
 def test_a_provider_that_rejects_every_request_is_not_asked_261_times():
     with Server.replying(error(400, "Unsupported value")) as server:
-        found = ask(*[(model_at(server, max_parallel=1), i) for i in range(30)], config=faster(outage_failures=5))
+        found = ask(*[(model_at(server), i) for i in range(30)], config=faster(outage_failures=5))
     assert len(server.requests) == 5
     assert "rejects every request" in found[-1].error
 
