@@ -23,7 +23,7 @@ import torch
 
 from pkb import symm, tree
 from pkb.evaluate import extension, handed, profiling, traffic, wire
-from pkb.evaluate.seat import Seat, meet
+from pkb.evaluate.seat import Seat, meet, sums_of
 
 INPUT_LIMIT = 1 << 38
 
@@ -158,9 +158,13 @@ class Contestant:
             answers.append([_plain(output), _plain([x if i in changed else None for i, x in enumerate(inputs)])])
         if calls:
             wire.send_tree(self.link, answers)
-        places = [{t.untyped_storage().data_ptr() for t in _tensors(o) if t.nbytes} for o, _ in self.done]
+        shared = _overlap([_places(output) for output, _ in self.done])
         self.done = []
-        return {"handed": len(calls), "shared": sum(map(len, places)) > len(set().union(*places))}
+        return {"handed": len(calls), "shared": shared}
+
+    def do_commit(self, changed: list[int]) -> dict[str, Any]:
+        """The sums of all answers of the last block, before anybody says which of them are judged."""
+        return {"sums": sums_of([[output, [inputs[i] for i in changed]] for output, inputs in self.done])}
 
     def do_profile(self, warmup: int) -> dict[str, Any]:
         """Call once on each input set, after the first ``warmup`` under torch.profiler; leave the trace in this rank's folder."""
@@ -224,6 +228,24 @@ def _plain(x: Any) -> Any:
 
 def _tensors(x: Any) -> list[torch.Tensor]:
     return [t for t in tree.tensors(x) if type(t) is torch.Tensor and not t.is_sparse]
+
+
+def _places(output: Any) -> list[tuple[int, int]]:
+    """Addresses (first, end) of the memory behind an output, each storage once."""
+    storages = {s.data_ptr(): s.nbytes() for t in _tensors(output) if (s := t.untyped_storage()).nbytes()}
+    return [(start, start + size) for start, size in storages.items()]
+
+
+def _overlap(places: list[list[tuple[int, int]]]) -> bool:
+    """Whether any two outputs share memory."""
+    spans = sorted({(*span, call) for call, of_call in enumerate(places) for span in of_call})
+    end, owner = 0, -1
+    for start, stop, call in spans:
+        if start < end and call != owner:
+            return True
+        if stop > end:
+            end, owner = stop, call
+    return False
 
 
 def _overwrite(inputs: list[Any]) -> None:

@@ -5,8 +5,8 @@ It holds seeds and expected outputs and never runs candidate code. Its answers t
 
 from __future__ import annotations
 
+import math
 import socket
-import threading
 import time
 import traceback
 from collections import OrderedDict
@@ -18,7 +18,7 @@ import torch
 from pkb import problem as problems
 from pkb import tree
 from pkb.evaluate import compare, diagnose, wire
-from pkb.evaluate.seat import Seat, meet
+from pkb.evaluate.seat import Seat, meet, sums_of
 
 CACHE_BYTES = 4 << 30
 #: An answer may be this many times as large as what is expected, plus a slack, before it is refused unread.
@@ -144,22 +144,9 @@ class Bench:
         self.done = list(zip(outputs, chosen, strict=True))
         return {"ns": nanoseconds}
 
-    def do_handover(self, calls: int) -> dict[str, Any]:
-        """How long it takes to hand over this many answers (seconds, median of 3), measured where it can be trusted."""
-        assert self.plain is not None
-        one = [self.plain.output, [x if i in self.plain.mutates else None for i, x in enumerate(self.plain.after)]]
-        answer = [tree.clone(one) for _ in range(calls)]
-        times = []
-        for _ in range(3):
-            here, there = socket.socketpair()
-            with here, there:
-                start = time.perf_counter()
-                sender = threading.Thread(target=wire.send_tree, args=(here, tree.clone(answer)))
-                sender.start()
-                wire.receive_tree(there, 1 << 40)
-                sender.join()
-                times.append(time.perf_counter() - start)
-        return {"seconds": sorted(times)[1]}
+    def do_commit(self, changed: list[int]) -> dict[str, Any]:
+        """What the candidate does after its blocks, to know what that takes: the sums of all answers of the last block."""
+        return {"sums": sums_of([[output, [inputs[i] for i in changed]] for output, inputs in self.done])}
 
     def do_memory(self) -> dict[str, Any]:
         """Device memory: free for everyone, and held by this rank's allocator for its own reuse (bytes)."""
@@ -177,19 +164,23 @@ class Bench:
         self.theirs = [_answer_in(a) for a in answers]
         return {"collected": calls}
 
-    def do_judge_block(self, first: int, calls: list[int], judged: list[int]) -> dict[str, Any]:
-        """Judge those collected answers (to ``calls`` of the block) that ``judged`` names against this rank's own."""
+    def do_judge_block(self, first: int, calls: list[int], sums: list[int]) -> dict[str, Any]:
+        """Judge the collected answers (to ``calls`` of the block) against this rank's own.
+
+        sums: those that the candidate named before it knew that these answers would be wanted.
+        """
         assert self.plain is not None
         worst = None
         self.calls = []
-        for call in judged:
+        for call, theirs, said in zip(calls, self.theirs, sums, strict=True):
             before = self._draw(*self.draws[(first + call) % len(self.draws)])
             output, after = self.done[call]
             own = (tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, after))
             expected = compare.expect_like(self.problem, before, own, self.plain)
-            theirs = self.theirs[calls.index(call)]
             self.calls.append(diagnose.Call(expected, *theirs))
             found = compare.judge(expected, *theirs)
+            if found.right and sums_of([[theirs[0], [theirs[1][i] for i in sorted(expected.mutates)]]]) != [said]:
+                found = compare.Judgement(True, math.inf, "the answer changed after the block had ended")
             if worst is None or found.error > worst[1].error:
                 worst = (len(self.calls) - 1, found)
         assert worst is not None
