@@ -1,4 +1,4 @@
-"""What an answer cost, and by which table."""
+"""What an answer cost, and by which table; and what else that table knows of a model."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def prices_of(model: Model) -> Prices | None:
                 entry["output_cost_per_token"] * 1e6,
                 cached * 1e6 if cached is not None else None,
             )
+    return None
+
+
+def question_tokens(model: Model) -> int | None:
+    """How long a question may be: the context window in litellm's table less the answer, or half where no more is left; else None."""
+    table = library.load().model_cost
+    for name in (model.model, model.model.split("/", 1)[1]):
+        window = (table.get(name) or {}).get("max_input_tokens")
+        if isinstance(window, int) and window > 0:
+            return max(window - model.max_tokens, window // 2)
     return None
 
 

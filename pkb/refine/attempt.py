@@ -26,10 +26,14 @@ def check_context(config: Config, prompts: Mapping[str, str]) -> None:
 
 
 class Refinement:
-    """The conversation of every attempt of a run with ``agent.max_turns`` above 1."""
+    """The conversation of every attempt of a run with ``agent.max_turns`` above 1.
 
-    def __init__(self, config: Config) -> None:
+    longest: by model, how many tokens a question may have where that is less than ``agent.context_tokens``.
+    """
+
+    def __init__(self, config: Config, longest: Mapping[str, int] | None = None) -> None:
         self._config = config
+        self._longest = dict(longest or {})
         self._machine = hardware.of(config)
         self._tasks: dict[str, list[dict[str, Any]]] = {}
 
@@ -44,7 +48,8 @@ class Refinement:
             conversation.Turn(generation.answer, generation.source, self._feedback(history[: i + 1]))
             for i, (generation, _) in enumerate(history)
         ]
-        return conversation.messages(self._tasks[key.problem], turns, best(history), self._config.agent.context_tokens)
+        limit = min(self._config.agent.context_tokens, self._longest.get(key.model, self._config.agent.context_tokens))
+        return conversation.messages(self._tasks[key.problem], turns, best(history), limit)
 
     def known(self, generation: Generation, history: History) -> Evaluation | None:
         """The verdict on an answer whose candidate an earlier turn had already; None when it is new."""

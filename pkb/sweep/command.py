@@ -100,7 +100,7 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
     handler = _log_to(store.path / "sweep.log")
     backend = RayBackend(config, store.path / "ray.log", progress.notice)
     generator, models = _generator(config, plan, store.path)
-    driver = Driver(config, plan, recorder, generator, backend, models, _conversation(config), progress)
+    driver = Driver(config, plan, recorder, generator, backend, models, _conversation(config, models), progress)
     interrupted, leave = _interruptible()
     watching = asyncio.gather(view.follow(progress, store.path, console), _publish(progress, backend))
     ending = Ending()
@@ -149,13 +149,18 @@ async def _connect_and_run(backend: Any, driver: Driver, plan: Plan, run: Path) 
     await driver.run(plans.unfinished(run, plan))
 
 
-def _conversation(config: Config) -> Conversation:
-    """What attempts are asked: one question, or as many turns as ``agent`` allows."""
+def _conversation(config: Config, models: dict[str, Any]) -> Conversation:
+    """What attempts are asked: one question, or as many turns as ``agent`` allows, in the context windows of these models."""
     if config.agent.max_turns == 1:
         return single_shot(config)
     from pkb.refine.attempt import Refinement
 
-    return Refinement(config)
+    if not models:
+        return Refinement(config)
+    from pkb.generate.prices import question_tokens
+
+    known = {name: question_tokens(model) for name, model in models.items()}
+    return Refinement(config, {name: tokens for name, tokens in known.items() if tokens})
 
 
 def single_shot(config: Config) -> Conversation:

@@ -8,7 +8,7 @@ import pytest
 from pkb.errors import UserError
 from pkb.generate import library
 from pkb.generate.models import Model, Prices, load_models, names
-from pkb.generate.prices import prices_of
+from pkb.generate.prices import prices_of, question_tokens
 from tests.generate.conftest import ask
 from tests.generate.server import CODE, Server, answer, error
 
@@ -122,3 +122,9 @@ def test_a_name_stands_for_one_model(tmp_path):
     assert len(load_models(["demo-fast", "demo-fast"])) == 1
     with pytest.raises(UserError, match="two different models are called 'demo-fast'"):
         load_models(["demo-fast", path])
+
+
+def test_a_question_leaves_room_for_the_answer_in_the_context_window():
+    assert question_tokens(Model("m", "openai/gpt-4o", max_tokens=28_000)) == 100_000
+    assert question_tokens(Model("m", "openai/gpt-4o", max_tokens=100_000)) == 64_000
+    assert question_tokens(Model("m", "openai/nobody-knows-me")) is None

@@ -9,6 +9,7 @@ import pytest
 from pkb.config import AgentConfig, Config
 from pkb.records import Generation
 from pkb.refine.attempt import Refinement
+from pkb.refine.conversation import tokens
 from pkb.store import reader
 from pkb.sweep.backend import NodeLost
 from pkb.verdict import GenerationStatus, Verdict
@@ -105,6 +106,19 @@ def test_each_question_holds_the_answers_and_what_was_said_about_them(tmp_path):
     assert [m["role"] for m in first] == ["user"]
     assert [m["role"] for m in second] == ["user", "assistant", "user"]
     assert second[0] == first[0] and "# mismatch" in second[1]["content"] and "The results are wrong" in second[2]["content"]
+
+
+def test_a_question_is_no_longer_than_its_model_can_take(tmp_path):
+    def longest(limits):
+        model, config = Model("mismatch 1", "mismatch 2", "mismatch 3", "mismatch 4"), settings()
+        conversation = Refinement(config, limits)
+        run = tmp_path / f"r{len(limits)}"
+        stubs.sweep(run, config, model, Backend(), conversation=conversation, problems=(FIRST,))
+        return [len(messages) for _, messages in model.asked], sum(tokens(m["content"]) for m in model.asked[0][1])
+
+    lengths, task = longest({"other": 1})
+    assert lengths == [1, 3, 5, 7]
+    assert longest({"m1": task + 150, "other": 1})[0] == [1, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
