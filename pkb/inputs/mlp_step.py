@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkb.draw import Draw
+from pkb.inputs.adam import betas
 from pkb.problem import Context, Shape
 
 Q = tuple[float, float, float, float]  # one number for each of W1, b1, W2, b2
@@ -100,7 +101,7 @@ def batch(ctx: Context, mlp: Mlp) -> tuple[Any, Any]:
 def hyperparameters(ctx: Context, mlp: Mlp) -> tuple[float, float, float, float, int]:
     """(lr, beta1, beta2, eps, step), different in every trial; eps is comparable with sqrt(v) in two of them."""
     draw = ctx.stream("hyperparameters")
-    lr, beta1, beta2 = draw.real(0.05, 0.15), draw.real(0.8, 0.95), draw.choice([0.95, 0.99, 0.999])
+    lr, (beta1, beta2) = draw.real(0.05, 0.15), betas(draw)
     step = 1 if ctx.variant == "edge" else draw.integer(2, 8)
     eps = {"wide": 0.1 * mlp.gradient_scale[0], "edge": 0.5 * mlp.gradient_scale[2]}.get(ctx.variant, 1e-8)
     return lr, beta1, beta2, eps, step

@@ -1,5 +1,6 @@
 """Problem 043: Adam and all-gather. The harness's side: sizes, inputs, cost."""
 
+from pkb.inputs.adam import betas
 from pkb.problem import Context, Cost, Problem, Shape, Tolerance
 
 
@@ -15,7 +16,7 @@ def make_inputs(ctx: Context) -> tuple:
     p = ctx.size.p
     if ctx.variant == "ragged":
         p = p - 1 + p % 2
-    lr, beta1, beta2 = ctx.shared.real(0.08, 0.2), ctx.shared.real(0.8, 0.95), ctx.shared.choice([0.95, 0.99, 0.999])
+    lr, (beta1, beta2) = ctx.shared.real(0.08, 0.2), betas(ctx.shared)
     step = 1 if ctx.variant == "edge" else ctx.shared.integer(2, 8)
     eps = {"wide": 1e-3, "edge": 0.5}.get(ctx.variant, 1e-8)
 
@@ -60,7 +61,7 @@ PROBLEM = Problem(
         "master weights have a standard deviation of 0.02 and lr is 0.08 to 0.2: the step exceeds the weights; the "
         "original's step is below its tolerance",
         "moments are random, positive for v, and fit the gradients; the original's are zero at any step",
-        "betas, eps, lr and step differ by trial; every rank draws its own shard",
+        "betas, eps, lr and step differ by trial, betas and their complements are exact in fp32; every rank draws its own shard",
     ),
     tags=("all-gather", "optimizer"),
 )

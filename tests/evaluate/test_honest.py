@@ -13,7 +13,10 @@ ACROSS = [4, 8, 9, 15, 18, 22, 26, 31, 35, 40, 43, 47, 54, 58, 60, 63, 66, 70, 7
 
 @pytest.mark.parametrize("fixture", [f for f in HONEST if f.head.get("device") != "cuda"], ids=lambda f: f.name)
 def test_honest_technique_is_correct(node, fixture):
-    found = node.judge(fixture.source, fixture.head["problem"], "evaluation.limits.call_seconds=60", *fixture.overrides)
+    dtype = fixture.head.get("dtype", "bfloat16")
+    found = node.judge(
+        fixture.source, fixture.head["problem"], "evaluation.limits.call_seconds=60", *fixture.overrides, dtype=dtype
+    )
     assert found.verdict == "correct", f"{found.verdict}: {found.detail}"
 
 
