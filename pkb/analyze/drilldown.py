@@ -72,7 +72,7 @@ def listed(rows: pl.LazyFrame, answers: pl.LazyFrame, policy: str = "run", limit
 def _stands(rows: pl.LazyFrame, answers: pl.LazyFrame, index: pl.DataFrame, policy: str) -> pl.Series:
     """For every row of the index, whether it is the turn of its attempt that the tables count, or the answer that was lost."""
     tries, lost = metrics.without_lost(metrics.attempts(rows, policy), answers)
-    counted = tries.select(*KEY, stands=True).collect(engine="streaming")
+    counted = tries.select(*KEY, stands=True).unique().collect(engine="streaming")
     gone = lost.select(*metrics.ATTEMPT, verdict="status", gone=True)
     found = index.join(counted, on=KEY, how="left", maintain_order="left")
     found = found.join(gone, on=[*metrics.ATTEMPT, "verdict"], how="left", maintain_order="left")

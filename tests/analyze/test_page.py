@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,7 +18,7 @@ from pkb.analyze.tables import tables
 from pkb.errors import UserError
 from tests.analyze.browser import CHROMIUM, Browser
 from tests.analyze.demo import HOSTILE, MODELS, write_demo
-from tests.analyze.rows import evaluation, write_run
+from tests.analyze.rows import evaluation, generation, write_run
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 
@@ -260,3 +261,14 @@ def test_numbers_without_a_json_form_do_not_stop_a_page(tmp_path: Path) -> None:
     index = drilldown.listed(evaluations, generations).index
     shown = dict(drilldown.texts(evaluations, generations, index))
     assert shown[0]["extra"] == {"share": "NaN", "worst": "-Infinity"}
+
+
+@needs_browser
+@pytest.mark.parametrize("answers", [[], [generation("m", "001_allreduce", 0)]])
+def test_a_run_of_which_nothing_is_judged_yet_has_a_page(
+    browser: Browser, tmp_path: Path, answers: list[dict[str, Any]]
+) -> None:
+    render([write_run(tmp_path / "run", [], answers)], "html", tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert text_of(browser, "#attempt-count") == "0 attempts"
+    settled(browser, tmp_path)

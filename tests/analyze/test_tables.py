@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from pkb.analyze import drilldown
 from pkb.analyze.report import render
 from pkb.analyze.tables import print_summary, summary, tables
 from pkb.config import Config, PromptConfig
@@ -246,6 +247,8 @@ def test_a_part_that_was_copied_is_counted_once(tmp_path: Path) -> None:
     twice = tables([run])
     assert twice.headline.equals(once.headline) and twice.counts.equals(once.counts)
     assert "3 rows of evaluations repeat the key of another row; the last of each counts" in twice.notes
+    listed = drilldown.listed(*drilldown.labelled(twice.runs))
+    assert (listed.total, listed.index["attempt"].to_list(), listed.index["stands"].all()) == (3, [0, 0, 0], True)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -2.0, 0.0])

@@ -229,7 +229,7 @@ function drawCost() {
       .filter((r) => r.metric === metric)
       .map((r) => [r.series, r]),
   );
-  const known = rowsOf('counts').filter((r) => shown(r.series) && r.cost_usd !== null && scores.get(r.series)?.value !== null);
+  const known = rowsOf('counts').filter((r) => shown(r.series) && r.cost_usd !== null && (scores.get(r.series)?.value ?? null) !== null);
   draw(
     'cost-chart',
     known.map((r) => {
