@@ -97,8 +97,9 @@ class Run:
         return {k: v for k, v in _without(plain, _LOCAL).items() if k != "run"}
 
     def without_paths(self, note: str) -> str:
-        """A note fit to be published: files of the run by their names within it."""
-        return note.replace(f"{self.path.resolve()}/", "").replace(f"{self.path}/", "")
+        """A note fit to be published: files of the run by their names from the run directory's own on."""
+        name = f"{self.path.resolve().name}/"
+        return note.replace(f"{self.path.resolve()}/", name).replace(f"{self.path}/", name)
 
     @property
     def planned(self) -> int | None:

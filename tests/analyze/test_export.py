@@ -128,10 +128,10 @@ def test_what_is_missing_is_said_in_the_card(tmp_path: Path, recwarn: pytest.War
     notes = exports.export(run, tmp_path / "out")
     assert [n for n in notes if "part-000001.parquet is missing" in n]
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "- evaluations/part-000001.parquet is missing" in card and str(tmp_path) not in card
+    assert "- run/evaluations/part-000001.parquet is missing" in card and str(tmp_path) not in card
     render([run], "html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '"evaluations/part-000001.parquet is missing' in page and str(tmp_path) not in page
+    assert '"run/evaluations/part-000001.parquet is missing' in page and str(tmp_path) not in page
     assert not recwarn.list
 
 
