@@ -396,5 +396,8 @@ def _check(config: Config) -> None:
     for key in keys():
         if key.startswith(("agent.", "budget.")) and not value_of(key) >= 0:  # NaN too
             raise UserError(f"{key}={value_of(key)}: must be 0 (no limit) or more")
+    for key in ("models", "problems"):
+        if not value_of(key):
+            raise UserError(f"{key}=[]: name at least one")
     if config.ranks < 2:
         raise UserError(f"ranks={config.ranks}: a multi-GPU kernel needs at least 2 ranks; set ranks=2 or more")

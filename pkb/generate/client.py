@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from pkb.config import BudgetConfig, GenerationConfig
-from pkb.errors import UserError
 from pkb.extract import extract
 from pkb.generate import calls, failures, library, replay
 from pkb.generate.answer import Answer, judge, of_document
@@ -30,7 +29,7 @@ from pkb.generate.failures import Failure, Kind
 from pkb.generate.lane import LONGEST_WAIT, Lane
 from pkb.generate.limits import backoff
 from pkb.generate.models import Model
-from pkb.generate.prices import cost_usd, table_version
+from pkb.generate.prices import check_prices, cost_usd, table_version
 from pkb.generate.secrets import Redactor
 from pkb.generate.spool import Spool
 from pkb.generate.wire import Exchange, exchange
@@ -83,11 +82,7 @@ class Client:
         self._identity = self._spool.identity if self._spool else secrets.token_hex(8)
         self._lanes = {m.name: Lane(m, config) for m in models}
         self._budget = Budget(budget or BudgetConfig(), {m.name: m.budget_usd for m in models}, earlier)
-        for model in models:
-            if self._lanes[model.name].prices is None and (model.budget_usd or (budget and budget.cost_usd)):
-                raise UserError(
-                    f"the price of '{model.name}' is unknown, so a budget in dollars cannot hold; add prices to its entry"
-                )
+        check_prices(models, budget or BudgetConfig())
         for notes in self._spool.all_notes() if self._spool else ():
             for tokens in calls.unrecorded(notes):
                 if lane := self._lanes.get(tokens["model"]):

@@ -6,9 +6,11 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pkb.config import BudgetConfig
+from pkb.errors import UserError
 from pkb.generate import library
 from pkb.generate.models import Model, Prices
 
@@ -48,6 +50,15 @@ def cost_usd(prices: Prices | None, usage: Mapping[str, Any]) -> float | None:
     cached_price = prices.input if prices.cached_input is None else prices.cached_input
     fresh = usage["prompt_tokens"] - cached
     return (fresh * prices.input + cached * cached_price + usage["completion_tokens"] * prices.output) / 1e6
+
+
+def check_prices(models: Sequence[Model], budget: BudgetConfig) -> None:
+    """Raise UserError when a budget in dollars is set and the price of a model that it limits is unknown."""
+    for model in models:
+        if (model.budget_usd or budget.cost_usd) and prices_of(model) is None:
+            raise UserError(
+                f"the price of '{model.name}' is unknown, so a budget in dollars cannot hold; add prices to its entry"
+            )
 
 
 @functools.cache

@@ -97,6 +97,11 @@ def model_names(description: Mapping[str, Any]) -> list[str]:
     return [model["name"] for model in description.get("models") or []] or list(description["config"]["models"])
 
 
+def imported(description: Mapping[str, Any]) -> list[str]:
+    """Those of the models that are folders of kernels: nobody can be asked for more of them."""
+    return [model["name"] for model in description.get("models") or [] if "imported" in model]
+
+
 def versions() -> dict[str, Any]:
     """Versions and revision of what runs here; None for what is not installed or not known."""
     found: dict[str, Any] = {"pkb": __version__, "python": platform.python_version(), "system": platform.platform()}

@@ -63,10 +63,13 @@ def run_sweep(config: Config, as_json: bool = False) -> int:
     _check_problems(config, problems)
     runs.check(run, config)
     models = _models(run, config)
+    if not (run / runs.FILE).exists():
+        _check_models(config)
     with RunStore(run) as store:
         imported = [name for name, model in models.items() if "imported" in model]
         plan = plans.make(run, _run_name(run), list(models), problems, config.attempts, config.agent, imported)
-        _check_keys(config, plan)
+        if any(plan.may_ask(model) for model in plan.models):
+            _check_models(config)
         runs.write(run, config, {"models": list(models.values()), "problems": problems})
         store.supersede("generations", plan.retry_generations)
         store.supersede("evaluations", plan.retry_evaluations)
@@ -238,12 +241,15 @@ def _models(run: Path, config: Config) -> dict[str, dict[str, Any]]:
     return {m.name: dataclasses.asdict(m) for m in load_models(config.models, need_keys=False)}
 
 
-def _check_keys(config: Config, plan: Plan) -> None:
-    """Raise UserError when a model that is to be asked is unknown or has no key, before anything is written."""
-    if any(plan.may_ask(model) for model in plan.models):
-        from pkb.generate.models import load_models
+def _check_models(config: Config) -> None:
+    """Raise UserError when a model that is to be asked is unknown, or has no key or no price that a budget needs."""
+    from pkb.generate.models import load_models
 
-        load_models(config.models)
+    models = load_models(config.models)
+    if config.budget.cost_usd or any(model.budget_usd for model in models):
+        from pkb.generate.prices import check_prices
+
+        check_prices(models, config.budget)
 
 
 def _check_problems(config: Config, problems: Sequence[str]) -> None:

@@ -29,8 +29,10 @@ def dry_run(config: Config, as_json: bool = False) -> int:
     problems = config.problem_names()
     prompts = {name: prompt.render(name, config) for name in problems}
     check_context(config, prompts)
-    models = load_models(config.models, need_keys=False)
-    plan = plans.make(run, run.resolve().name, [m.name for m in models], problems, config.attempts, config.agent)
+    imported = runs.imported(runs.read(run)) if (run / runs.FILE).exists() else []
+    models = load_models([name for name in config.models if name not in imported], need_keys=False)
+    names = [*imported, *(m.name for m in models)]
+    plan = plans.make(run, run.resolve().name, names, problems, config.attempts, config.agent, imported)
     calls = {m.name: Counter(key.problem for key in plan.to_generate(m.name)) for m in models}
     begun = {m.name: Counter(key.problem for key in plan.begun(m.name)) for m in models} if config.agent.max_turns > 1 else {}
     found = forecast(models, prompts, calls, begun, Conversation(config.agent.max_turns, config.agent.context_tokens))
@@ -69,7 +71,7 @@ def _print(run: str, found: list[Forecast], config: Config) -> None:
             _dollars(row["cost_low_usd"]),
             _dollars(row["cost_high_usd"]),
         ]
-        table.add_row(row["model"], *cells, end_section=row["model"] == found[-1].model)
+        table.add_row(row["model"], *cells, end_section=bool(found) and row["model"] == found[-1].model)
     console = Console()
     console.print(table)
     if config.agent.max_turns > 1:

@@ -24,9 +24,8 @@ def read(run: Path) -> dict[str, Any]:
     judged = _counts(run, "evaluations")
     each = len(description["problems"]) * description["config"]["attempts"]
     totals = dict.fromkeys(models, each)
-    for model in description.get("models") or []:
-        if "imported" in model:  # as many as there are; nobody can be asked for more
-            totals[model["name"]] = sum(generated.get(model["name"], {}).values())
+    for name in runs.imported(description):
+        totals[name] = sum(generated.get(name, {}).values())
     snapshot = run / view.SNAPSHOT
     live = json.loads(snapshot.read_text()) if snapshot.is_file() else None
     counted = plans.COUNTED["evaluations"]

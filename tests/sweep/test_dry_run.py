@@ -100,3 +100,33 @@ def test_the_table_names_every_model(models, tmp_path, capsys):
     dry_run(config.load([f"models=[{models}]", "problems=[1]", f"run_dir={tmp_path}/run"]))
     text = capsys.readouterr().out
     assert all(word in text for word in ("priced", "unknown", "all", "$"))
+
+
+def test_a_folder_of_kernels_has_nothing_to_ask(tmp_path, capsys):
+    from pkb.sweep.kernels import import_folder
+
+    (tmp_path / "kernels").mkdir()
+    for name in ("1_allreduce_cuda.py", "1_allreduce_cuda_v2.py", "2_allgather_cuda.py"):
+        (tmp_path / "kernels" / name).write_text("def solution(tensor): ...\n")
+    import_folder(tmp_path / "kernels", "by-hand", tmp_path / "run")
+    assert dry_run(config.resumed(tmp_path / "run"), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["calls"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"), [(["budget.cost_usd=1"], "price of 'unknown' is unknown"), ([], "export NO_SUCH_KEY")]
+)
+def test_a_sweep_that_cannot_begin_leaves_no_run_directory(models, tmp_path, overrides, said):
+    from pkb.sweep.command import run_sweep
+
+    names = [f"models=[{models}:unknown]"] if overrides else [f"models=[{models}]"]
+    settings = config.load([*names, "problems=[1]", f"run_dir={tmp_path / 'new'}", *overrides])
+    with pytest.raises(UserError, match=said):
+        run_sweep(settings)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("key", ["models", "problems"])
+def test_nothing_to_do_is_bad_input(key):
+    with pytest.raises(UserError, match=f"{key}=.*name at least one"):
+        config.load([f"{key}=[]"])
