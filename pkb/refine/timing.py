@@ -44,9 +44,8 @@ def _bound(evaluation: Evaluation, machine: Hardware) -> str:
         return ""
     why = {"interconnect": "the interconnect", "compute": "the arithmetic", "memory": "the memory bandwidth"}[least.binding]
     share = least.bound_ms / evaluation.candidate_ms if evaluation.candidate_ms else 0.0
-    if least.bound_ms < LATENCY_MS:
-        return ""  # so small a problem is all latency; the bound says nothing
-    return " " + say("parts", "bound", bound_ms=f"{least.bound_ms:.4g}", binding=why, share=f"{share:.1%}").strip()
+    text = "bound" if least.bound_ms >= LATENCY_MS else "bound_latency"
+    return " " + say("parts", text, bound_ms=f"{least.bound_ms:.2g}", binding=why, share=f"{share:.1%}").strip()
 
 
 def _mechanism(evaluation: Evaluation, source: str, machine: Hardware) -> str:

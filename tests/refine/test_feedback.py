@@ -232,3 +232,5 @@ def test_a_bound_is_said_where_it_means_something():
     large = dataclasses.replace(timed, device="cuda", size="production", world_size=8)
     text = feedback.text(large, "", hardware.load("h200"))
     assert "No implementation can take less than" in text and "nvls" in text and "tma" in text
+    small = feedback.text(timed, "", MACHINE)
+    assert "No implementation" not in small and "the time here is latency" in small
