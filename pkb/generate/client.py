@@ -63,7 +63,7 @@ class Client:
     earlier: by model, what the rows of the run cost so far, counted into the budget. spool: a folder (in the run directory) where
     complete responses, and notes of calls, wait until their row is durable; call ``forget`` then. Without it a killed process
     loses them.
-    Raises UserError when a budget in dollars is set and a model's price is unknown.
+    Raises UserError when litellm does not know a model's provider, or a budget in dollars is set and its price is unknown.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class Client:
     ) -> None:
         self._config = config
         self._litellm = library.load()
+        for model in models:
+            library.check_provider(model)
         self._redact = Redactor(models)
         self._spool = Spool(spool, self._redact.values) if spool else None
         self._identity = self._spool.identity if self._spool else secrets.token_hex(8)

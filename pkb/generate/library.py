@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
 import warnings
 from typing import Any
 
+from pkb.errors import UserError
 from pkb.generate import replay
 from pkb.generate.models import Model
 from pkb.generate.wire import Transport
@@ -48,6 +50,15 @@ def load() -> Any:
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "httpx"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by us, without keys
     return litellm
+
+
+def check_provider(model: Model) -> None:
+    """Raise UserError when litellm does not know the provider of this model."""
+    known = {str(getattr(name, "value", name)) for name in load().provider_list} | {replay.PROVIDER}
+    if model.provider not in known:
+        near = difflib.get_close_matches(model.provider, known, 1, 0.6)
+        hint = f"did you mean '{near[0]}'?" if near else "for any server with OpenAI's protocol write openai/... and api_base"
+        raise UserError(f"model '{model.name}': litellm knows no provider '{model.provider}'; {hint}")
 
 
 def carries(model: Model) -> bool:

@@ -128,3 +128,17 @@ def test_a_question_leaves_room_for_the_answer_in_the_context_window():
     assert question_tokens(Model("m", "openai/gpt-4o", max_tokens=28_000)) == 100_000
     assert question_tokens(Model("m", "openai/gpt-4o", max_tokens=100_000)) == 64_000
     assert question_tokens(Model("m", "openai/nobody-knows-me")) is None
+
+
+@pytest.mark.parametrize(("provider", "said"), [("opnai", "did you mean 'openai'"), ("our-own-server", "write openai/")])
+def test_a_provider_that_litellm_does_not_know_is_named(provider, said):
+    from pkb.generate.client import Client
+    from tests.generate.conftest import FAST
+
+    with pytest.raises(UserError, match=f"no provider '{provider}'; .*{said}"):
+        Client(FAST, [Model("m", f"{provider}/x")])
+
+
+def test_every_shipped_model_s_provider_is_known():
+    for model in load_models(names(), need_keys=False):
+        library.check_provider(model)
