@@ -202,7 +202,7 @@ class Evaluator:
         limits = self.config.evaluation.limits
         scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.root))
         os.chmod(scratch, 0o755)
-        for shared in ("extensions", "triton", "tmp"):
+        for shared in sandbox.SHARED:
             (scratch / shared).mkdir()
             os.chmod(scratch / shared, 0o777)
         policy = Policy(

@@ -44,7 +44,7 @@ def trace(
     reference.ask(seconds, do="sets", first=TIMING_TRIAL, keys=keys, send=True)
     candidate.replies(seconds)
     candidate.ask(seconds, do="profile", warmup=WARMUP)
-    return [handed.read(candidate.scratch, rank, TRACE, TRACE_BYTES) for rank in range(candidate.world_size)]
+    return [handed.read(candidate.folders, rank, TRACE, TRACE_BYTES) for rank in range(candidate.world_size)]
 
 
 def summary(traces: Sequence[bytes], own_kernels: Iterable[str] = ()) -> dict[str, Any]:

@@ -278,7 +278,13 @@ class RankGroup:
         """The Python stacks of the ranks that owe an answer, as far as they can be had; the group is to be ended afterwards."""
         with contextlib.suppress(GroupFailed, HarnessError):
             self.signal(handed.STACK_SIGNAL)
-        return handed.stacks(self.scratch, self.awaited)
+        return handed.stacks(self.folders, self.awaited)
+
+    @property
+    def folders(self) -> str:
+        """Where the ranks' folders can be read from here, while the group lives."""
+        within = f"/proc/{self.pid}/root{os.path.realpath(self.scratch)}"
+        return within if self.level == "namespaces" and os.path.isdir(within) else self.scratch
 
     def kill(self, deadline_s: float = 20.0) -> None:
         """End every process of the group and wait until none is left. Raises HarnessError if the kernel cannot."""

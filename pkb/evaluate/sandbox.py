@@ -61,6 +61,11 @@ class Policy:
         return os.path.join(self.scratch, "tmp") if self.gpu else self.home(rank)
 
     @property
+    def bounded(self) -> bool:
+        """Whether what the group writes lies on a file system of its own, of limited size (seen from outside only by root)."""
+        return self.level == "namespaces" and self.uid > 0 and self.file_bytes > 0
+
+    @property
     def extensions(self) -> str:
         """The folder that all ranks of the group may write, where extensions are built once for all."""
         return os.path.join(self.scratch, "extensions")
@@ -108,10 +113,11 @@ def enter(policy: Policy) -> str:
     return policy.level
 
 
-def furnish(policy: Policy) -> None:
+def furnish(policy: Policy, ranks: int = 0) -> None:
     """Called by pid 1 of the new pid namespace: build the file system that the candidate sees.
 
     Read-only but for its scratch, /tmp and /dev/shm, which are its own; hidden folders are empty except for what is kept.
+    ranks: how many will have a home in the scratch.
     """
     if policy.level != "namespaces":
         return
@@ -145,9 +151,28 @@ def furnish(policy: Policy) -> None:
                 _mount(None, folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     for descriptor in kept.values():
         os.close(descriptor)
+    if policy.bounded:
+        _bound_scratch(policy, ranks)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)
 
 
+def _bound_scratch(policy: Policy, ranks: int) -> None:
+    """Put all folders of the scratch that ranks may write on one file system in memory: many files fill no more than one may."""
+    whole = os.path.join(policy.scratch, SHARED[0])
+    _mount("tmpfs", whole, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={policy.file_bytes},nr_inodes={INODES}")
+    descriptor = os.open(whole, os.O_PATH)
+    for name, mode in [*((n, 0o777) for n in SHARED), *((os.path.basename(policy.home(r)), 0o700) for r in range(ranks))]:
+        part, place = f"/proc/self/fd/{descriptor}/{name}", os.path.join(policy.scratch, name)
+        os.mkdir(part)
+        os.chmod(part, mode)
+        os.makedirs(place, exist_ok=True)
+        _mount(part, place, None, MS_BIND)
+    os.close(descriptor)
+
+
+#: Folders of the scratch that all ranks of a group may write, and the most files that a group may have there.
+SHARED = ("tmp", "extensions", "triton")
+INODES = 1 << 18
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -155,7 +180,7 @@ def excess_bytes(policy: Policy, pids: list[int]) -> int:
     """Called by init: the memory that the group holds if that is more than it may, else 0. pids: its ranks."""
     if policy.level == "namespaces":
         everyone = {int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"}
-        mounts: tuple[str, ...] = _PRIVATE
+        mounts: tuple[str, ...] = (*_PRIVATE, *([os.path.join(policy.scratch, SHARED[0])] if policy.bounded else []))
     else:
         everyone, mounts = {*pids, *_descendants(os.getpid())}, ()
     for exact in (False, True):
@@ -193,7 +218,7 @@ def confine(policy: Policy, rank: int) -> None:
     if policy.level == "none":
         return
     home, uid = policy.home(rank), policy.uid + (0 if policy.gpu else rank)
-    os.makedirs(home, 0o700)
+    os.makedirs(home, 0o700, exist_ok=policy.bounded)
     with contextlib.suppress(OSError):
         _write("/proc/self/oom_score_adj", "1000")  # when memory runs out, the kernel takes candidates first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

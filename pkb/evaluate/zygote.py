@@ -95,7 +95,7 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
 def _init(request: dict[str, Any], policy: sandbox.Policy, group: socket.socket, log_fd: int, rank_fds: list[int]) -> None:
     """Pid 1 of the group: fork the ranks, reap, freeze and thaw on request, end with the control socket."""
     sandbox.die_with_parent()
-    sandbox.furnish(policy)
+    sandbox.furnish(policy, len(rank_fds))
     sandbox.keep_to_itself()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
