@@ -21,9 +21,10 @@ from pkb.config import Config
 from pkb.errors import HarnessError, UserError
 from pkb.evaluate import folders, profiling, sandbox, watch
 from pkb.evaluate.build import Build, build
+from pkb.evaluate.pair import Ended
 from pkb.evaluate.ranks import GroupFailed, RankGroup, Zygote, request_of
 from pkb.evaluate.sandbox import Policy
-from pkb.evaluate.session import Ended, Session, run_secret
+from pkb.evaluate.session import Session, run_secret
 from pkb.records import Evaluation, Job
 from pkb.verdict import Verdict
 

@@ -6,23 +6,21 @@ import hashlib
 import hmac
 import math
 import random
-import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
-from pkb.config import Config
 from pkb.draw import trial_key
-from pkb.evaluate import bound, channels, diagnosis, handed, integrity, profiling, timing
+from pkb.evaluate import bound, channels, diagnosis, integrity, profiling, timing
 from pkb.evaluate.build import Build
-from pkb.evaluate.ranks import GroupFailed, RankGroup
+from pkb.evaluate.pair import Ended, Pair, size_text
+from pkb.evaluate.ranks import GroupFailed
 from pkb.problem import VARIANTS, Cost
-from pkb.records import FEEDBACK, Evaluation, Job
+from pkb.records import FEEDBACK, Evaluation
 from pkb.verdict import Stage, Verdict
 
 LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a call
@@ -32,32 +30,14 @@ BURST_BYTES = 1 << 30  # of answers of one burst, per rank
 REPEATED = "when repeated"  # the burst on one set of inputs, without delays
 
 
-class Ended(Exception):
-    """The verdict is known."""
-
-    def __init__(self, verdict: Verdict, detail: str) -> None:
-        super().__init__(detail)
-        self.verdict, self.detail = verdict, detail
-
-
 @dataclass
-class Session:
+class Session(Pair):
     """The state of one judgement; ``result`` turns it into the record."""
 
-    job: Job
-    config: Config
-    secret: bytes
-    reference: RankGroup
-    take_candidate: Callable[[], RankGroup]
-    reference_failed: Callable[[GroupFailed], Exception]
-    before_timing: Callable[[], None] = lambda: None
-    group: RankGroup | None = None
     stage: Stage = Stage.CHECK
     set_bytes: int = 0
     connections: int = 0  # network sockets of the candidate group before it runs any code of the candidate's
     reference_seconds: float = 0.0  # of a reference call, slowest rank
-    seconds: dict[str, float] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)
 
     def judge(self, build: Build | None, make_build: Callable[[], Build]) -> Evaluation:
         """Run every stage until one decides. Raises HarnessError when the machine fails; the candidate group is always ended."""
@@ -108,14 +88,6 @@ class Session:
         finally:
             self.close()
 
-    def close(self) -> None:
-        """End the candidate group; nothing of it is left afterwards."""
-        if self.group is not None:
-            start = time.monotonic()
-            self.group.kill()
-            self.seconds["end"] = time.monotonic() - start
-            self.group = None
-
     def result(self, verdict: Verdict, detail: str) -> Evaluation:
         """The record of what is known so far."""
         return Evaluation(
@@ -124,7 +96,7 @@ class Session:
             detail=detail,
             stage=self.stage,
             world_size=self.job.world_size,
-            size=_size_text(self.job),
+            size=size_text(self.job),
             dtype=self.job.dtype,
             device=self.job.device,
             policy=self.config.integrity.collectives,
@@ -292,37 +264,6 @@ class Session:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _attach(self) -> None:
-        """Give each candidate rank and its trusted counterpart the two ends of a private link."""
-        assert self.group is not None
-        pairs = [socket.socketpair() for _ in range(self.job.world_size)]
-        with self._faults(Verdict.RUNTIME_ERROR), ExitStack() as ends:
-            for _, theirs in pairs:
-                ends.callback(theirs.close)
-            self.reference.tell(do="attach")
-            self.reference.send_links([ours for ours, _ in pairs])
-            self.reference.replies(30.0)
-            self.group.links += [ours for ours, _ in pairs]
-            self.group.send_links([theirs for _, theirs in pairs])
-
-    def _trusted(self, **command: Any) -> list[dict[str, Any]]:
-        seconds = self.config.evaluation.limits.timing_seconds * 5
-        try:
-            return self.reference.ask(seconds, **command)
-        except GroupFailed as error:
-            if error.kind == "stuck":
-                error.text += f" ({self.job.problem} at size {_size_text(self.job)}); raise evaluation.limits.timing_seconds"
-            raise self.reference_failed(error) from None
-
-    def _judged(self) -> list[dict[str, Any]]:
-        with self._faults(Verdict.RUNTIME_ERROR):
-            return self.reference.replies(self.config.evaluation.limits.timing_seconds)
-
-    def _candidate(self, seconds: float, on_raise: Verdict, per_rank: Any = None, **command: Any) -> list[dict[str, Any]]:
-        assert self.group is not None
-        with self._faults(on_raise):
-            return self.group.ask(seconds, per_rank, **command)
-
     def _watch(self, period_s: float) -> channels.SocketWatch:
         assert self.group is not None
         return channels.SocketWatch(self.group.pid, self.job.device != "cpu", period_s, self.connections)
@@ -337,57 +278,6 @@ class Session:
         told = [{k: _texts(r.get(k)) if k.endswith("ops") else _count(r.get(k)) for k in _ACCOUNT} for r in replies]
         private &= self.job.device == "cpu"
         return integrity.assess(self.config.integrity.collectives, told, calls, moved, self._cost(), explained, private)
-
-    def _counters(self) -> channels.Counters:
-        assert self.group is not None
-        with self._faults(Verdict.RUNTIME_ERROR):
-            return self.group.counters()
-
-    @contextmanager
-    def _faults(self, on_raise: Verdict) -> Iterator[None]:
-        """Turn a failed rank into the candidate's verdict or, where the reference ranks are at fault, into a HarnessError."""
-        try:
-            yield
-        except GroupFailed as error:
-            if error.role == "reference" and error.kind not in ("link", "long", "stuck"):
-                raise self.reference_failed(error) from None
-            if loss := self.reference.casualty():
-                raise self.reference_failed(loss) from None
-            group, extra = self.group, dict(self.fields.get("extra", {}))
-            casualty = group.casualty(1.0 if error.kind == "link" else 0.0) if group is not None else None
-            if group is not None and error.kind == "stuck" and casualty is None:
-                waiting = sorted(group.awaited)
-                extra["diagnosis"] = diagnosis.of_deadlock(group.stacks(), waiting, self.job.world_size, self.job.source)
-            victim = casualty if error.role == "reference" else error
-            if group is not None and victim is not None and victim.kind == "died":
-                stack = handed.last_stack(group.scratch, victim.rank)
-                if crash := diagnosis.of_crash(stack, victim.rank, self.job.source):
-                    extra["diagnosis"] = crash
-            self.close()  # the links are down now: reference ranks that wait for an answer say so
-            owing = self._drain(error)
-            if error.role == "reference":
-                error = casualty or owing
-            if group is not None:
-                extra["log"] = group.log.text()[-4000:]
-            if error.trace:
-                extra["traceback"] = error.trace
-            self.fields["extra"] = extra
-            raise Ended(_blame(error, group, on_raise), _detail(error)) from None
-
-    def _drain(self, error: GroupFailed) -> GroupFailed:
-        """Wait until the reference ranks have given up what was cut off; returns why the counterpart is to blame.
-
-        Raises HarnessError if a reference rank does not answer, or was not waiting for its counterpart after all.
-        """
-        try:
-            replies = self.reference.drain()
-        except GroupFailed as failure:
-            raise self.reference_failed(error if error.role == "reference" else failure) from None
-        if error.role != "reference" or error.kind != "stuck":
-            return error
-        if not any(r.get("failed") == "link" for r in replies):
-            raise self.reference_failed(error) from None
-        return GroupFailed("link", error.rank, "half an answer", role="reference")
 
     def _cost(self) -> Cost:
         """The least work of one call, per rank."""
@@ -457,35 +347,6 @@ class Session:
 def run_secret(secret: bytes, purpose: str) -> bytes:
     """An independent secret for a purpose (first judgement, feedback, ...): draws of one say nothing about another's."""
     return hmac.new(secret, purpose.encode(), hashlib.sha256).digest()
-
-
-def _size_text(job: Job) -> str:
-    return job.preset + "".join(f" {k}={v}" for k, v in sorted(job.dims.items()))
-
-
-def _blame(error: GroupFailed, group: RankGroup | None, on_raise: Verdict) -> Verdict:
-    """The verdict on a candidate whose rank failed, by what the kernel and the clock say before what the rank says."""
-    if error.kind == "stuck":
-        return Verdict.DEADLOCK
-    if error.kind == "died":
-        killed = error.status == signal.SIGKILL and group is not None and group.memory_ran_out()
-        return Verdict.OUT_OF_MEMORY if killed else Verdict.RUNTIME_ERROR
-    known = {
-        "compile": Verdict.COMPILE_ERROR,
-        "memory": Verdict.OUT_OF_MEMORY,
-        "long": Verdict.WRONG_STRUCTURE,
-        "link": Verdict.TAMPERING,
-        "lost": Verdict.TAMPERING,
-    }
-    return known.get(error.kind, on_raise)
-
-
-def _detail(error: GroupFailed) -> str:
-    if error.kind in ("link", "lost"):
-        return f"rule protocol: rank {error.rank} handed over what is no answer ({error.text})"
-    if error.kind == "long":
-        return f"rank {error.rank} handed over far more than was asked for: {error.text}"
-    return f"rank {error.rank}: {error.text}" if error.kind in ("raise", "compile", "memory") else error.text
 
 
 #: What a candidate rank says of its own traffic.
