@@ -90,6 +90,7 @@ class Evaluator:
             self._reference_failed,
             self._settle,
             fields={"node": self.name, "shared_device": self.shared},
+            gpus=self.devices,
         )
         try:
             evaluation = session.judge(built, lambda: build(job.source, job.device, self.config))

@@ -7,7 +7,7 @@ import hmac
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.draw import trial_key
-from pkb.evaluate import bound, channels, diagnosis, integrity, profiling, timing
+from pkb.evaluate import bound, channels, diagnosis, gpu_state, integrity, profiling, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.pair import Ended, Pair, size_text
 from pkb.evaluate.ranks import GroupFailed
@@ -38,6 +38,7 @@ class Session(Pair):
     set_bytes: int = 0
     connections: int = 0  # network sockets of the candidate group before it runs any code of the candidate's
     reference_seconds: float = 0.0  # of a reference call, slowest rank
+    gpus: Sequence[int] = ()  # CUDA devices whose state is kept beside the times
 
     def judge(self, build: Build | None, make_build: Callable[[], Build]) -> Evaluation:
         """Run every stage until one decides. Raises HarnessError when the machine fails; the candidate group is always ended."""
@@ -220,23 +221,28 @@ class Session(Pair):
             return integrity.Traffic(0, "")
         assert self.group is not None
         self.before_timing()
+        state = gpu_state.ask(self.gpus)
         before = self._counters()
         with self._faults(Verdict.RUNTIME_ERROR), self._watch(channels.GENTLE_S) as sockets:
             found = timing.measure(
                 self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
             )
+        afterwards = gpu_state.ask(self.gpus)
         after = self._counters()
         replies = self._candidate(settings.limits.call_seconds, Verdict.RUNTIME_ERROR, do="account")
         if found.wrong:
             self._diagnose(found.wrong_call, when="timed")
             raise Ended(Verdict.NONDETERMINISTIC, found.wrong)
+        evidence = {**found.evidence, "pairs": found.pairs, "calls": found.calls}
+        if self.gpus:
+            evidence["gpus"] = {"before": state.answer(), "after": afterwards.answer()}
         self.fields.update(
             speedup=found.speedup,
             speedup_low=found.low,
             speedup_high=found.high,
             reference_ms=found.reference_ms,
             candidate_ms=found.candidate_ms,
-            extra={**self.fields.get("extra", {}), "timing": {**found.evidence, "pairs": found.pairs, "calls": found.calls}},
+            extra={**self.fields.get("extra", {}), "timing": evidence},
         )
         if found.suspicious:
             raise Ended(Verdict.TAMPERING, f"rule outside-clock: {found.suspicious}")
