@@ -95,6 +95,7 @@ def _work(config: Config, plan: Plan, store: RunStore, console: Console) -> Endi
 
 
 async def _session(config: Config, plan: Plan, store: RunStore, console: Console) -> Ending:
+    interrupted, leave = _interruptible()  # first: what is imported below takes seconds
     from pkb.sweep import view
     from pkb.sweep.ray_backend import RayBackend
 
@@ -104,7 +105,6 @@ async def _session(config: Config, plan: Plan, store: RunStore, console: Console
     backend = RayBackend(config, store.path / "ray.log", progress.notice)
     generator, models = _generator(config, plan, store.path)
     driver = Driver(config, plan, recorder, generator, backend, models, _conversation(config, models), progress)
-    interrupted, leave = _interruptible()
     watching = asyncio.gather(view.follow(progress, store.path, console), _publish(progress, backend))
     ending = Ending()
     try:

@@ -127,7 +127,7 @@ class RayBackend:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        await self._end(CLOSE_SECONDS)
+        await self._end(CLOSE_SECONDS if self._connected.is_set() else 0.0)  # before that it holds nothing of ours
 
     async def request(self, what: str, *arguments: Any) -> Any:
         """Ask the other process; raises what it reports, and NodeLost when it goes."""
