@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -43,3 +44,8 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or what one may use of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pkb.errors import UserError
-from pkb.files import TEMPORARY_SUFFIX, replacing, sync_folder
+from pkb.files import TEMPORARY_SUFFIX, is_full, replacing, sync_folder
 from pkb.records import AttemptKey
 from pkb.store.layout import PART_ROWS, Slot, table_listing
 from pkb.store.rows import Row, key_of
@@ -64,7 +64,10 @@ class RunStore:
         return self._tables[table].remove(set(keys))
 
     def close(self) -> None:
-        """Turn the journals into parts, so that the directory holds nothing but Parquet, and release the lock."""
+        """Turn the journals into parts, so that the directory holds nothing but Parquet, and release the lock.
+
+        On a full disk they stay journals: their rows are safe and read, and the next writer makes parts of them.
+        """
         if self._lock < 0:
             return
         try:
@@ -219,7 +222,11 @@ class _Table:
         return removed
 
     def close(self) -> None:
-        self._seal()
+        try:
+            self._seal()
+        except OSError as error:
+            if not is_full(error):
+                raise
 
 
 def read_journal(path: Path) -> tuple[list[Row], int]:

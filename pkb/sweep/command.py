@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pkb import problem as known
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
+from pkb.files import is_full
 from pkb.records import AttemptKey, Generation
 from pkb.store import reader
 from pkb.store import run as runs
@@ -65,6 +66,19 @@ def run_sweep(config: Config, as_json: bool = False) -> int:
     models = _models(run, config)
     if not (run / runs.FILE).exists():
         _check_models(config)
+    try:
+        plan, ending = _attend(run, config, models, problems, console)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise UserError(f"the disk that holds {run} is full; make room and run the same command to continue") from None
+    return _conclude(run, plan, ending, console, as_json)
+
+
+def _attend(
+    run: Path, config: Config, models: Mapping[str, dict[str, Any]], problems: Sequence[str], console: Console
+) -> tuple[Plan, Ending]:
+    """Plan and work, as the run directory's one writer."""
     with RunStore(run) as store:
         imported = [name for name, model in models.items() if "imported" in model]
         plan = plans.make(run, _run_name(run), list(models), problems, config.attempts, config.agent, imported)
@@ -73,8 +87,7 @@ def run_sweep(config: Config, as_json: bool = False) -> int:
         runs.write(run, config, {"models": list(models.values()), "problems": problems})
         store.supersede("generations", plan.retry_generations)
         store.supersede("evaluations", plan.retry_evaluations)
-        ending = _work(config, plan, store, console)
-    return _conclude(run, plan, ending, console, as_json)
+        return plan, _work(config, plan, store, console)
 
 
 def _work(config: Config, plan: Plan, store: RunStore, console: Console) -> Ending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import re
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pkb.errors import HarnessError
+from pkb.files import is_full
 from pkb.records import AttemptKey
 from pkb.store.rows import Row, key_of
 from pkb.store.writer import RunStore
@@ -105,14 +105,15 @@ class Recorder:
                     self._settle()
                 raise
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not is_full(error):
                     raise HarnessError(f"cannot write to {self._store.path}: {error}") from error
-                since = since if since is not None else time.monotonic()
+                if since is None:
+                    since = time.monotonic()
+                    self._notice(f"the disk that holds {self._store.path} is full; waiting for room")
                 if time.monotonic() - since >= patience:
                     raise HarnessError(
                         f"the disk that holds {self._store.path} is full; make room and run the same command to continue"
                     ) from error
-                self._notice(f"the disk that holds {self._store.path} is full; waiting for room")
                 await asyncio.sleep(DISK_RETRY_SECONDS)
         if since is not None:
             self._notice("the disk has room again")

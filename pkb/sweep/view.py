@@ -30,17 +30,21 @@ async def follow(progress: Progress, run: Path, console: Console) -> None:
 
 
 async def _save(progress: Progress, run: Path) -> None:
+    written = True
     while True:
-        await asyncio.to_thread(save, progress, run)
+        before, written = written, await asyncio.to_thread(save, progress, run)
+        if before and not written:
+            progress.notice(f"cannot write {SNAPSHOT}")
         await asyncio.sleep(SAVE_SECONDS)
 
 
-def save(progress: Progress, run: Path) -> None:
-    """Write ``progress.json``; a full disk is no reason to stop."""
+def save(progress: Progress, run: Path) -> bool:
+    """Write ``progress.json``, if that is possible; a full disk is no reason to stop."""
     try:
         write_atomic(run / SNAPSHOT, json.dumps(progress.snapshot()))
-    except OSError as error:
-        progress.notice(f"cannot write {SNAPSHOT}: {error.strerror}")
+    except OSError:
+        return False
+    return True
 
 
 async def _live(progress: Progress, console: Console) -> None:

@@ -214,6 +214,20 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_lets_the_call_be_repeated(t
     assert attempts(tmp_path) == list(range(kept + 1))
 
 
+def test_a_disk_that_is_full_at_the_end_leaves_the_journal_to_the_next_writer(tmp_path, monkeypatch):
+    def no_room(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, RunStore(tmp_path) as store:
+        store.append("evaluations", [evaluation(i) for i in range(3)])
+        patch.setattr(pq, "write_table", no_room)
+        store.close()
+    assert attempts(tmp_path) == [0, 1, 2] and not list((tmp_path / "evaluations").glob("*.parquet"))
+    with RunStore(tmp_path):
+        pass
+    assert attempts(tmp_path) == [0, 1, 2] and len(list((tmp_path / "evaluations").glob("*.parquet"))) == 1
+
+
 def test_superseded_rows_disappear_from_the_files_themselves(tmp_path):
     with RunStore(tmp_path) as store:
         store.append("evaluations", [evaluation(i) for i in range(1500)])

@@ -297,6 +297,7 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     progress = stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), stubs.Backend(always_correct))
     assert stubs.outcomes(tmp_path / "run") == CORRECT
     assert any("full" in notice for notice in progress.notices)
+    assert sum("waiting" in notice for notice in progress.notices) == 2  # once for each time, not for each try
 
 
 def test_a_disk_that_stays_full_ends_the_session_and_the_next_one_completes_it(tmp_path, monkeypatch):
