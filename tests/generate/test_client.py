@@ -155,7 +155,7 @@ NO_ANSWER = [
     b"[" * 50_000,
     b'{"choices": null}',
     b'{"choices": [null]}',
-    b'{"error": {"code": "\u00b2", "message": "two"}}',
+    b'{"error": {"code": "\\u00b2", "message": "two"}}',
     b'{"error": 5}',
     b"null",
     b"\xff\xfe",
