@@ -37,7 +37,7 @@ class TimingConfig:
     iterations: int = 100  # timed calls per side, over all blocks
     blocks: int = 10  # pairs of blocks (reference, candidate), ABBA
     warmup: int = 500  # calls before timing, unless the cap comes first
-    warmup_seconds: float = 0.5
+    warmup_seconds: float = 0.25
     bootstrap: int = 2000
 
 
