@@ -1,7 +1,9 @@
 """The launchers under conf/cluster: shell that parses, YAML with what its reader requires."""
 
+import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -19,9 +21,10 @@ def test_shell_parses(script):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_shellcheck_finds_nothing(script):
-    if shutil.which("shellcheck") is None:
+    shellcheck = shutil.which("shellcheck", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    if shellcheck is None:
         pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
