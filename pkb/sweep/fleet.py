@@ -24,6 +24,7 @@ LOG = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
 #: What could not be started is tried again after this.
 RETRY_SECONDS = 15.0
+SWEPT_SECONDS = 20.0  # at the end, for the successors of actors that died
 CLOSE_SECONDS = 10.0
 
 
@@ -109,6 +110,7 @@ class Fleet:
         self._actors: dict[str, Actor] = {}  # that live
         self._wanted: set[str] = set()  # that live, or are being started
         self._skipped: set[str] = set()
+        self._unswept: dict[str, str] = {}  # machine of each actor that died and has no successor yet, by its name
 
     async def open(self) -> None:
         """Connect. Raises UserError when there is no cluster at the address."""
@@ -158,6 +160,8 @@ class Fleet:
 
     async def close(self) -> None:
         """End our actors and what they started, and the connection."""
+        with contextlib.suppress(HarnessError, TimeoutError):
+            await asyncio.wait_for(self._swept(), SWEPT_SECONDS)
         self._watching.cancel()
         for task in list(self._tasks):
             task.cancel()
@@ -167,6 +171,14 @@ class Fleet:
             await asyncio.wait(closing, timeout=CLOSE_SECONDS)
             await asyncio.gather(*closing, return_exceptions=True)
         await self._cluster.disconnect()
+
+    async def _swept(self) -> None:
+        """Wait for the successors of actors that died on machines that are still there: they end what was left running."""
+        while self._unswept and not self._watching.done():
+            here = {machine.node_id for machine in await self._cluster.machines()}
+            if not here & set(self._unswept.values()):
+                return
+            await asyncio.sleep(POLL_SECONDS / 4)
 
     async def _free_builder(self) -> Actor:
         while True:
@@ -259,6 +271,7 @@ class Fleet:
             return
         if removed:
             LOG.warning("%s", removed)
+        self._unswept.pop(name, None)
         actor = self._actors[name] = Actor(name, handle, asyncio.get_running_loop().create_future())
         serve(actor)
         reason = "ended"
@@ -266,6 +279,7 @@ class Fleet:
             await self._cluster.call(handle, "until_death")
         except HarnessError as error:
             reason = str(error)
+            self._unswept[name] = node_id
             actor.log = await self._cluster.last_words(node_id, log)
         self._actors.pop(name, None)
         actor.lost.set_result(reason)
