@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pkb import plain
 from pkb.errors import UserError
 
 
@@ -280,7 +281,7 @@ def _merge(dotlist: Sequence[str], name: str) -> dict[str, Any]:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
     except ImportError:  # a bare GPU image: the shipped default holds no keys, and a dotlist is simple enough
-        return _merge_plain(dotlist, path)
+        return plain.merge(dotlist, path)
     try:
         merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(dotlist)))
         data = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
@@ -291,36 +292,6 @@ def _merge(dotlist: Sequence[str], name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"configuration {path.name}: the top level must be a mapping")
     return typing.cast(dict[str, Any], data)
-
-
-def _merge_plain(dotlist: Sequence[str], path: Path) -> dict[str, Any]:
-    text = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if text:
-        raise UserError(f"reading {path.name} needs omegaconf, which this Python does not have; install it")
-    data: dict[str, Any] = {}
-    for item in dotlist:
-        key, raw = item.split("=", 1)
-        node = data
-        *parents, leaf = key.split(".")
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[leaf] = _plain_value(raw)
-    return data
-
-
-def _plain_value(raw: str) -> Any:
-    if raw.startswith("[") and raw.endswith("]"):
-        return [_plain_value(x.strip()) for x in raw[1:-1].split(",") if x.strip()]
-    if raw.lower() in ("true", "false"):
-        return raw.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(raw)
-        except ValueError:
-            continue
-    return raw.strip("'\"")
 
 
 def keys(cls: Any = Config, prefix: str = "") -> list[str]:

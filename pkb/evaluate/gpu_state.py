@@ -62,15 +62,19 @@ class Question:
         return ask(self.devices, later[0]).answer() if later else []
 
 
+def names(devices: Sequence[int]) -> str:
+    """What others call CUDA devices that are numbered as this process sees them: the form of CUDA_VISIBLE_DEVICES, each once."""
+    visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
+    return ",".join(visible[d] if d < len(visible) else str(d) for d in sorted(set(devices)))
+
+
 def ask(devices: Sequence[int], reasons: str = _REASONS[0]) -> Question:
     """Begin to ask for the state of CUDA devices, numbered as this process sees them. No devices, no question."""
     shown = sorted(set(devices))
     if not shown:
         return Question((), None)
-    visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
-    names = ",".join(visible[d] if d < len(visible) else str(d) for d in shown)
     query = ",".join((*_FIELDS, reasons))
-    command = ["nvidia-smi", f"--id={names}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--id={names(shown)}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True

@@ -19,7 +19,7 @@ import pkb
 from pkb import problem as problems
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
-from pkb.evaluate import folders, profiling, sandbox, watch
+from pkb.evaluate import folders, gpu_state, profiling, sandbox, watch
 from pkb.evaluate.build import Build, build
 from pkb.evaluate.pair import Ended
 from pkb.evaluate.ranks import GroupFailed, RankGroup, Zygote, request_of
@@ -165,7 +165,7 @@ class Evaluator:
 
     def _forker(self) -> Zygote:
         if self._zygote is None or self._zygote.process.poll() is not None:
-            environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, sorted(set(self.devices))))} if self.devices else {}
+            environment = {"CUDA_VISIBLE_DEVICES": gpu_state.names(self.devices)} if self.devices else {}
             self._zygote = Zygote(environment, self.config.evaluation.limits.start_seconds)
         return self._zygote
 
@@ -241,7 +241,7 @@ class Evaluator:
         environment = {k: v for k, v in os.environ.items() if k in ENVIRONMENT}
         environment.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
         if self.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(set(self.devices))))
+            environment["CUDA_VISIBLE_DEVICES"] = gpu_state.names(self.devices)
         if self.shared:
             environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         if role == "candidate":

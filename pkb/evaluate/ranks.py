@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import shutil
@@ -14,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pkb.errors import HarnessError
 from pkb.evaluate import channels, handed, watch, wire
+from pkb.evaluate.log import Log
 from pkb.evaluate.sandbox import Policy
 
 #: What rank processes may inherit; everything else (keys, credentials, paths of the user) stays out.
@@ -42,9 +42,6 @@ ENVIRONMENT = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "PKB_OWNER",  # the actor that all this belongs to, so that its successor finds what it left
 )
-LOG_HEAD, LOG_TAIL = 64 << 10, 64 << 10
-LOG_SETTLES_S = 0.002  # nothing comes out of the log for so long: nothing is under way
-PIPE_BYTES = 1 << 20  # as much as an unprivileged pipe may hold: who prints a lot waits less for the reader
 
 
 class GroupFailed(Exception):
@@ -104,32 +101,6 @@ class Zygote:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-
-
-@dataclass
-class Log:
-    """The beginning and the end of what a group printed; the middle is dropped, the group is never blocked."""
-
-    head: bytes = b""
-    tail: bytes = b""
-    dropped: int = 0
-    total: int = 0  # bytes read so far
-
-    def drain(self, fd: int) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        with os.fdopen(fd, "rb", buffering=0) as stream:
-            while chunk := stream.read(PIPE_BYTES):
-                self.total += len(chunk)
-                room = LOG_HEAD - len(self.head)
-                self.head += chunk[:room]
-                rest = self.tail + chunk[room:] if room < len(chunk) else self.tail
-                self.dropped += max(0, len(rest) - LOG_TAIL)
-                self.tail = rest[-LOG_TAIL:]
-
-    def text(self) -> str:
-        middle = f"\n[... {self.dropped} bytes dropped ...]\n".encode() if self.dropped else b""
-        return (self.head + middle + self.tail).decode(errors="replace")
 
 
 class RankGroup:
@@ -322,17 +293,9 @@ class RankGroup:
         if self.level != "namespaces":
             return channels.Counters()
         try:
-            return channels.counters(self.pid, self._printed())
+            return channels.counters(self.pid, self.log.settled())
         except OSError:
             raise self._failure("died", 0, "the group's init is gone", status=signal.SIGKILL) from None
-
-    def _printed(self) -> int:
-        """Bytes of the log, once those still under way have arrived."""
-        seen, deadline = -1, time.monotonic() + 1.0
-        while seen != self.log.total and time.monotonic() < deadline:
-            seen = self.log.total
-            time.sleep(LOG_SETTLES_S)
-        return seen
 
     def memory_ran_out(self) -> bool:
         """Whether the group was ended for its memory: by its init, which watches it, or by the kernel since the group began."""

@@ -146,7 +146,7 @@ class Bench:
 
     def do_commit(self, changed: list[int]) -> dict[str, Any]:
         """What the candidate does after its blocks, to know what that takes: the sums of all answers of the last block."""
-        return {"sums": sums_of([[output, [inputs[i] for i in changed]] for output, inputs in self.done])}
+        return {"sums": sums_of(self.done, changed)}
 
     def do_memory(self) -> dict[str, Any]:
         """Device memory: free for everyone, and held by this rank's allocator for its own reuse (bytes)."""
@@ -179,7 +179,7 @@ class Bench:
             expected = compare.expect_like(self.problem, before, own, self.plain)
             self.calls.append(diagnose.Call(expected, *theirs))
             found = compare.judge(expected, *theirs)
-            if found.right and sums_of([[theirs[0], [theirs[1][i] for i in sorted(expected.mutates)]]]) != [said]:
+            if found.right and sums_of([theirs], sorted(expected.mutates)) != [said]:
                 found = compare.Judgement(True, math.inf, "the answer changed after the block had ended")
             if worst is None or found.error > worst[1].error:
                 worst = (len(self.calls) - 1, found)

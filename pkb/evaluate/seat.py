@@ -74,10 +74,17 @@ class Seat:
         return time.perf_counter_ns() - start, outputs
 
 
-def sums_of(answers: Sequence[Any]) -> list[int]:
-    """For each answer (a tree) a sum over the bits of all its tensors: whoever names it cannot make up the answer later."""
-    sums = [[_bit_sum(t) for t in tree.tensors(answer) if type(t) in (torch.Tensor, torch.nn.Parameter)] for answer in answers]
-    return [int(torch.stack(of_call).sum()) if of_call else 0 for of_call in sums]
+def sums_of(answers: Sequence[tuple[Any, Sequence[Any]]], changed: Sequence[int]) -> list[int]:
+    """For each answer a sum over the bits of its tensors: whoever names it cannot make up the answer later.
+
+    answers: output and inputs after the call; changed: the inputs, by position, that belong to the answer.
+    """
+    found = []
+    for output, inputs in answers:
+        parts = tree.tensors([output, [inputs[i] for i in changed]])
+        sums = [_bit_sum(t) for t in parts if type(t) in (torch.Tensor, torch.nn.Parameter)]
+        found.append(int(torch.stack(sums).sum()) if sums else 0)
+    return found
 
 
 def _bit_sum(t: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,10 @@ SENDERS = {
 QUIET = {"barrier": 1, "monitored_barrier": 1, "new_group": 16}
 #: Methods of the key-value store that carry data, and the first argument that is data.
 STORING = {"set": 1, "append": 1, "compare_set": 1, "queue_push": 1, "multi_set": 1}
+
+
+#: Is told of a call's arguments: those by position, those by keyword.
+Told = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 class Account:
@@ -120,53 +124,52 @@ def _first_tensors(args: Any) -> list[torch.Tensor]:
 
 
 def install(account: Account) -> None:
-    """Wrap the senders of torch.distributed in this process."""
+    """Wrap the functions of torch.distributed that send, and the store's, in this process."""
+
+    def sender(name: str, position: int) -> Told:
+        return lambda args, named: account.note(name, _payload(args, named, position))
+
+    def quiet(weight: int) -> Told:
+        return lambda args, named: account.note_quiet(weight)
+
+    def storing(name: str, position: int) -> Told:
+        return lambda args, named: account.note_bytes(f"store.{name}", _length([*args, *named][1 + position :]))
+
     for name, position in SENDERS.items():
-        original = getattr(dist, name, None)
-        if original is not None:
-            noting = _noting(account, name, position, original)
-            setattr(dist, name, noting)
-            setattr(c10d, name, noting)  # P2POp asks for this very object
+        if hasattr(dist, name):
+            _replace(name, sender(name, position))
     for name, weight in QUIET.items():
-        quiet = _quiet(account, weight, getattr(dist, name))
-        setattr(dist, name, quiet)
-        setattr(c10d, name, quiet)
+        _replace(name, quiet(weight))
     for name, position in STORING.items():
-        setattr(dist.Store, name, _storing(account, name, position, getattr(dist.Store, name)))
+        setattr(dist.Store, name, _telling(getattr(dist.Store, name), storing(name, position)))
 
 
-def _noting(account: Account, name: str, position: int, original: Callable[..., Any]) -> Callable[..., Any]:
+def _replace(name: str, told: Told) -> None:
+    wrapped = _telling(getattr(dist, name), told)
+    setattr(dist, name, wrapped)
+    setattr(c10d, name, wrapped)  # P2POp asks for this very object
+
+
+def _telling(original: Callable[..., Any], told: Told) -> Callable[..., Any]:
+    """``original``, but ``told`` has its arguments first."""
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        values = [*args, *kwargs.values()]
-        payload = (
-            args[position] if len(args) > position else next((v for v in values if isinstance(v, torch.Tensor | list)), None)
-        )
-        account.note(name, payload)
+        told(args, list(kwargs.values()))
         return original(*args, **kwargs)
 
     return call
 
 
-def _quiet(account: Account, weight: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        account.note_quiet(weight)
-        return original(*args, **kwargs)
-
-    return call
+def _payload(args: Sequence[Any], named: Sequence[Any], position: int) -> Any:
+    """The argument that is sent; where it was given by keyword, the first that can be."""
+    if len(args) > position:
+        return args[position]
+    return next((v for v in [*args, *named] if isinstance(v, torch.Tensor | list)), None)
 
 
-def _storing(account: Account, name: str, position: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        account.note_bytes(f"store.{name}", sum(len(v) for v in _values([*args, *kwargs.values()][1 + position :])))
-        return original(*args, **kwargs)
-
-    return call
-
-
-def _values(x: Any) -> list[bytes | str]:
+def _length(x: Any) -> int:
+    """Bytes of everything in x that is data to a store."""
     if isinstance(x, bytes | str):
-        return [x]
-    return [v for item in x for v in _values(item)] if isinstance(x, list | tuple) else []
+        return len(x)
+    return sum(map(_length, x)) if isinstance(x, list | tuple) else 0

@@ -31,7 +31,14 @@ def load(folder: str) -> list[Fixture]:
 
 
 def _read(path: Path, folder: str) -> Fixture:
+    text, head = _whole(path)
+    return Fixture(str(path.relative_to(ROOT / folder).with_suffix("")), text, head)
+
+
+def _whole(path: Path) -> tuple[str, dict[str, str]]:
+    """The text with what it includes, which may include something itself, before it; and its own head."""
     text = path.read_text(encoding="utf-8")
     head = dict(m.groups() for line in text.splitlines()[:8] if (m := re.fullmatch(r"# (\w+): (.+)", line)))
-    included = (ROOT / f"{head['include']}.py").read_text(encoding="utf-8") + "\n" if "include" in head else ""
-    return Fixture(str(path.relative_to(ROOT / folder).with_suffix("")), included + text, head)
+    if "include" in head:
+        text = f"{_whole(ROOT / (head['include'] + '.py'))[0]}\n{text}"
+    return text, head
