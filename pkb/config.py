@@ -48,7 +48,7 @@ class LimitsConfig:
 
     build_seconds: float = 300.0
     load_seconds: float = 120.0
-    call_seconds: float = 20.0  # one correctness trial: no progress within this is a deadlock
+    call_seconds: float = 12.0  # one correctness trial: no progress within this is a deadlock
     timing_seconds: float = 120.0
     start_seconds: float = 120.0  # harness processes: time to start and meet
     memory_bytes: int = 16 * 2**30  # address space is not limited on GPUs, resident memory is
