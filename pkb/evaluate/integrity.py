@@ -26,6 +26,11 @@ class Traffic:
     fault: str
     explained: float = 0.0
 
+    @property
+    def writes(self) -> bool:
+        """Whether the rule that was broken is the one on files."""
+        return self.fault.startswith("rule files:")
+
 
 @dataclass(frozen=True)
 class Said:

@@ -246,6 +246,7 @@ class Evaluator:
             environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         if role == "candidate":
             environment.update(HOME=policy.scratch, TMPDIR=policy.scratch, TRITON_CACHE_DIR=f"{policy.scratch}/triton")
+            environment["USER"] = role  # its user id has no name, and torch.compile and the profiler ask for one
         order = sorted(set(self.devices))
         devices = [f"cuda:{order.index(d)}" for d in self.devices] if self.devices else ["cpu"] * self.config.ranks
         backend = "gloo" if self.config.device == "cpu" or self.shared else "cpu:gloo,cuda:nccl"

@@ -144,8 +144,7 @@ class Session(Pair):
         worst, storages = 0.0, []
         for trial in range(self.config.evaluation.trials):
             self.reference.tell(do="exchange", trial=trial, key=self._key(trial))
-            seconds = self._deadline(1) if trial else self._first_deadline()
-            replies = self._candidate(seconds, Verdict.RUNTIME_ERROR, do="call")
+            replies = self._candidate(self._patient_deadline(1), Verdict.RUNTIME_ERROR, do="call")
             storages.append([_numbers(r.get("storages")) for r in replies])
             worst = max(worst, self._verdict_of(self._judged(), trial))
             self.fields.update(trials=trial + 1, max_error=worst)
@@ -189,13 +188,21 @@ class Session(Pair):
 
     def _traffic(self) -> integrity.Traffic:
         """What torch.distributed and the loopback interface carried per call, once everything has settled."""
+        traffic = self._observed()
+        if traffic.writes:  # being observed can make torch.compile compile once more; who writes in every call does it again
+            traffic = self._observed()
+        self.fields["collective_bytes"] = traffic.bytes_per_call
+        return traffic
+
+    def _observed(self) -> integrity.Traffic:
+        """The traffic of one burst whose calls are looked at closely."""
         assert self.group is not None
         calls = self._burst_calls(2, 8)
         self.reference.tell(do="burst", trials=[0], keys=[self._key(0)], order=[0] * calls)
         before = self._counters()
         with self._watch(channels.SAMPLE_S) as sockets:
             replies = self._candidate(
-                2 * self._deadline(calls),
+                2 * self._patient_deadline(calls),
                 Verdict.RUNTIME_ERROR,
                 do="burst",
                 late_ms=0.0,
@@ -207,9 +214,7 @@ class Session(Pair):
             )
         after = self._counters()
         self._judged()
-        traffic = self._assess(replies, calls, channels.between(before, after, calls, self.job.world_size, sockets))
-        self.fields["collective_bytes"] = traffic.bytes_per_call
-        return traffic
+        return self._assess(replies, calls, channels.between(before, after, calls, self.job.world_size, sockets))
 
     def _time(self, explained: float) -> integrity.Traffic:
         """Time the candidate, and watch what it moves meanwhile: it may behave otherwise than in the burst that was looked at.
@@ -303,10 +308,11 @@ class Session(Pair):
         """Seconds after which calls that have not come back are a deadlock: far more than the reference needs for as many."""
         return max(self.config.evaluation.limits.call_seconds, PATIENCE * calls * self.reference_seconds)
 
-    def _first_deadline(self) -> float:
-        """The first call may build extensions: then their limit is part of its deadline."""
-        dynamic = any(word in self.job.source for word in ("cpp_extension", "compile_cuda_extension", "triton"))
-        return self._deadline(1) + (self.config.evaluation.limits.build_seconds if dynamic else 0.0)
+    def _patient_deadline(self, calls: int) -> float:
+        """As ``_deadline``, for calls that may build extensions, or compile for their shapes or for being observed."""
+        words = ("cpp_extension", "compile_cuda_extension", "triton", "torch.compile")
+        builds = any(word in self.job.source for word in words)
+        return self._deadline(calls) + (self.config.evaluation.limits.build_seconds if builds else 0.0)
 
     def _verdict_of(self, judged: list[dict[str, Any]], trial: int) -> float:
         where = f"trial {trial} ({VARIANTS[trial % len(VARIANTS)]})"

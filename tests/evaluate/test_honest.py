@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.evaluate import fixtures, over_symm
+from tests.evaluate.conftest import Node
 
 HONEST = fixtures.load("honest")
 #: One or two problems of each category.
@@ -25,3 +26,12 @@ def test_reference_over_symmetric_memory_is_correct(node, ident):
     found = node.judge(over_symm.candidate(ident), ident, "evaluation.limits.call_seconds=30")
     assert found.verdict == "correct", f"{found.verdict}: {found.detail}"
     assert found.collective_bytes <= 4096
+
+
+@pytest.mark.slow
+def test_torch_compile_is_correct():
+    """Compilers run and write files in the first calls, when shapes change, and when calls are observed."""
+    node = Node("evaluation.limits.call_seconds=60", f"evaluation.limits.scratch_bytes={1 << 30}")
+    with node.evaluator:
+        found = node.judge((fixtures.ROOT / "compiles.py").read_text(encoding="utf-8"))
+    assert found.verdict == "correct", f"{found.verdict}: {found.detail}"
