@@ -2,7 +2,8 @@
 
 ``conf/prompts/<template>.yaml`` lists the sections in order and how many worked examples to show; ``sections/*.md`` are
 their texts with ``$name`` places, ``policies/*.md`` one rule each, ``backends/*.md`` the instructions of a backend, and
-``examples/<backend>/NNN_stem.py`` candidates that are themselves judged by the tests. A problem's own example is never shown.
+``examples/<backend>/NNN_stem.py`` candidates that are themselves judged by the tests; ``examples/<backend>.yaml`` says that a backend
+shows those of another, and how they are introduced. A problem's own example is never shown.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def backend_of(config: Config) -> str:
 
 def examples(backend: str, but: str = "") -> list[Path]:
     """The worked examples of a backend in order of preference, without that of problem ``but`` (NNN_stem)."""
-    folder = conf_root() / "prompts" / "examples" / backend
+    folder = conf_root() / "prompts" / "examples" / (_borrowed(backend).get("examples_of") or backend)
     found = {path.stem: path for path in sorted(folder.glob("*.py"))}
     ordered = [s for s in EXAMPLE_ORDER if s in found] + [s for s in found if s not in EXAMPLE_ORDER]
     return [found[stem] for stem in ordered if stem != but]
@@ -113,7 +114,7 @@ def _values(target: Problem, config: Config, template: Template) -> dict[str, st
         "inputs_rule": _inputs_rule(target),
         "policy": _read(f"policies/{config.integrity.collectives}.md").strip(),
         "backend": _read(f"backends/{backend}.md"),
-        "examples": "\n\n".join(_example(path) for path in shown),
+        "examples": _examples(backend, shown),
         **_hardware_values(profile),
     }
 
@@ -147,6 +148,19 @@ def _signature(source: str) -> str:
     found = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "solution"]
     returns = f" -> {ast.unparse(found[-1].returns)}" if found[-1].returns else ""
     return f"def solution({ast.unparse(found[-1].args)}){returns}"
+
+
+def _borrowed(backend: str) -> dict[str, str]:
+    """``examples_of`` and ``introduction`` of a backend that shows another's examples; empty for one that has its own."""
+    import yaml
+
+    path = conf_root() / "prompts" / "examples" / f"{backend}.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _examples(backend: str, shown: list[Path]) -> str:
+    introduction = _borrowed(backend).get("introduction", "").strip() if shown else ""
+    return "\n\n".join([*([introduction] if introduction else []), *(_example(path) for path in shown)])
 
 
 def _example(path: Path) -> str:

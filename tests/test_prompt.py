@@ -39,7 +39,7 @@ def test_number_of_examples_follows_the_template(device):
     assert counts["zero_shot"] == 0 and counts["one_shot"] == 1 and counts["few_shot"] > 1
 
 
-@pytest.mark.parametrize(("device", "backend"), BACKENDS[:3])
+@pytest.mark.parametrize(("device", "backend"), BACKENDS)
 def test_never_shows_the_example_of_the_problem_asked_for(device, backend):
     own = [path.stem for path in prompt.examples(backend)]
     assert own
@@ -49,7 +49,7 @@ def test_never_shows_the_example_of_the_problem_asked_for(device, backend):
         assert "# Worked example" in text
 
 
-@pytest.mark.parametrize(("device", "backend"), BACKENDS[:3])
+@pytest.mark.parametrize(("device", "backend"), BACKENDS)
 def test_examples_have_the_interface_of_their_problem(device, backend):
     for path in prompt.examples(backend):
         from pkb.candidate import parameters_of
