@@ -37,6 +37,28 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def append_whole(path: Path, text: str) -> None:
+    """Add text to the end of a file, which is made with its folder where there is none: all of it, or nothing when it raises."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            write_all(descriptor, text.encode())
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``, in as many calls as that takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def sync_folder(path: Path) -> None:
     """Make renames and deletions in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pkb.errors import UserError
-from pkb.files import TEMPORARY_SUFFIX, is_full, replacing, sync_folder
+from pkb.files import TEMPORARY_SUFFIX, is_full, replacing, sync_folder, write_all
 from pkb.records import AttemptKey
 from pkb.store.layout import PART_ROWS, Slot, table_listing
 from pkb.store.rows import Row, key_of
@@ -148,7 +148,7 @@ class _Table:
             self._open(self._next, [], 0)
         assert self._file is not None
         try:
-            _write_all(self._file, data)
+            write_all(self._file, data)
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, self._size)
@@ -242,12 +242,6 @@ def read_journal(path: Path) -> tuple[list[Row], int]:
             break
         size += len(line)
     return rows, size
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _lock(path: Path) -> int:

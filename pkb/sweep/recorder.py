@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pkb.errors import HarnessError
-from pkb.files import is_full
+from pkb.files import append_whole, is_full
 from pkb.records import AttemptKey
 from pkb.store.rows import Row, key_of
 from pkb.store.writer import RunStore
@@ -126,21 +126,26 @@ class Recorder:
         self._pending = []
 
     def _write_now(self, entries: list[_Entry]) -> None:
-        """Logs first, then generations, then evaluations: no row points to a log or builds on an answer that is not there."""
-        by_log: dict[Path, list[Mapping[str, Any]]] = {}
+        """Logs first, then generations, then evaluations: no row points to a log or builds on an answer that is not there.
+
+        May be repeated after a full disk: what was written is dropped from the entries, so that it is not written twice.
+        """
+        by_log: dict[Path, list[_Entry]] = {}
         for entry in entries:
-            by_log.setdefault(entry.log, []).extend(entry.lines)
-            entry.lines = ()
-        for path, lines in by_log.items():
+            by_log.setdefault(entry.log, []).append(entry)
+        for path, of_log in by_log.items():
+            lines = [line for entry in of_log for line in entry.lines]
             if lines:
-                _append_lines(path, lines)
+                append_whole(path, "".join(json.dumps(line, default=str) + "\n" for line in lines))
+            for entry in of_log:
+                entry.lines = ()
         for table in ("generations", "evaluations"):
             chosen = [entry for entry in entries if entry.table == table and entry.row is not None]
             self._store.supersede(table, [key_of(entry.row) for entry in chosen if entry.instead and entry.row is not None])
             if chosen:
                 self._store.append(table, [entry.row for entry in chosen if entry.row is not None])
             for entry in chosen:
-                entry.row = None  # kept: a retry after a full disk must not write it twice
+                entry.row = None
 
 
 def stamped(what: str, **details: Any) -> dict[str, Any]:
@@ -152,10 +157,3 @@ def of_attempt(key: AttemptKey, what: str, **details: Any) -> dict[str, Any]:
     """One event of an attempt, without the details that say nothing."""
     kept = {name: value for name, value in details.items() if value not in ("", None)}
     return stamped(what, attempt=key.attempt, turn=key.turn, **kept)
-
-
-def _append_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 
@@ -298,6 +299,25 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     assert stubs.outcomes(tmp_path / "run") == CORRECT
     assert any("full" in notice for notice in progress.notices)
     assert sum("waiting" in notice for notice in progress.notices) == 2  # once for each time, not for each try
+
+
+def test_a_full_disk_tears_and_loses_no_line_of_the_logs(tmp_path, monkeypatch):
+    from pkb.sweep import recorder
+
+    monkeypatch.setattr(recorder, "DISK_RETRY_SECONDS", 0.02)
+    real, failures = os.write, iter([False, True, True, False, True])
+
+    def write(descriptor, data):
+        if b'"generated"' in bytes(data) and next(failures, False):
+            real(descriptor, bytes(data)[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), stubs.Backend(always_correct))
+    events = [json.loads(line) for log in (tmp_path / "run" / "logs").rglob("*.jsonl") for line in log.read_text().splitlines()]
+    assert sorted(event["event"] for event in events) == ["generated"] * 12 + ["judged"] * 12
 
 
 def test_a_disk_that_stays_full_ends_the_session_and_the_next_one_completes_it(tmp_path, monkeypatch):
