@@ -173,6 +173,7 @@ class Problem:
     make_inputs: context -> the positional arguments of ``solution`` (tensors, numbers, strings, None, GroupRef, torch.Size,
         nn.Linear and lists, tuples, dicts of these).
     cost: shape -> Cost of one call. mutates: names of parameters that the reference changes in place.
+    fixed: names of parameters whose rows must stay where they are for the inputs to be valid.
     admissible: shape -> None, or one line saying why this world size or size cannot be.
     tolerance: one Tolerance for all outputs, or one per output tensor in flattened order (compared outputs first, then
         the mutated inputs in order of ``mutates``).
@@ -191,6 +192,7 @@ class Problem:
     make_inputs: Callable[[Context], Sequence[Any]]
     cost: Callable[[Shape], Cost]
     mutates: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
     admissible: Callable[[Shape], str | None] = lambda shape: None
     tolerance: Tolerance | tuple[Tolerance, ...] = Tolerance()
     observe: Callable[[Sequence[Any], Any, Sequence[Any]], Any] | None = None

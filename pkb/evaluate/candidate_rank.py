@@ -16,13 +16,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from pkb import symm, tree
 from pkb.evaluate import extension, handed, profiling, traffic, wire
+from pkb.evaluate.chain import Chain
 from pkb.evaluate.seat import Seat, meet, sums_of
 
 INPUT_LIMIT = 1 << 38
@@ -135,15 +136,19 @@ class Contestant:
         self.seat.synchronize()
         return {"sets": len(self.sets)}
 
-    def do_block(self, first: int, count: int, renew: bool, copy: bool) -> dict[str, Any]:
+    def do_block(
+        self, first: int, count: int, renew: bool, copy: bool, place: int | None = None, changed: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Run ``count`` calls from set ``first`` on (around the end, with copies of inputs where ``renew``, of outputs where ``copy``).
 
-        Every call's answer is kept until ``do_answers`` asks for some.
+        place: the leaf of a call's inputs that the call before it changes (``pkb.evaluate.chain``). Every call's answer is kept
+        until ``do_answers`` asks for some.
         """
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
-        nanoseconds, outputs = self.seat.block(self.solve, chosen, copy)
+        solve = self.solve if place is None else Chain(self.solve, place, changed)
+        nanoseconds, outputs = self.seat.block(solve, chosen, copy)
         self.done = list(zip(outputs, chosen, strict=True))
         return {"ns": nanoseconds}
 

@@ -10,14 +10,14 @@ import socket
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from pkb import problem as problems
 from pkb import tree
-from pkb.evaluate import compare, diagnose, wire
+from pkb.evaluate import chain, compare, diagnose, wire
 from pkb.evaluate.seat import Seat, meet, sums_of
 
 CACHE_BYTES = 4 << 30
@@ -60,6 +60,7 @@ class Bench:
         self.calls: list[diagnose.Call] = []  # those judged last, in order: what a diagnosis needs
         self.right: dict[int, tuple[Any, compare.Judgement]] = {}  # this candidate's latest right answer to each trial
         self.seconds: dict[str, float] = {}  # of a call, by problem and shape
+        self.movable: dict[str, list[tuple[int, int, int]]] = {}  # what a chain may change, by trial
         self.plain: compare.Expected | None = None  # a plain trial's, whose calibration timed calls use
 
     def do_attach(self) -> dict[str, Any]:
@@ -99,6 +100,13 @@ class Bench:
         error = compare.reference_error(expected)
         seconds = self.seconds[self._place()]
         return {"hit": hit, "bytes": expected.nbytes, "set_bytes": expected.set_bytes, "error": error, "seconds": seconds}
+
+    def do_movable(self, trial: int, key: str) -> dict[str, Any]:
+        """Which inputs of an expected trial may change from call to call."""
+        name = f"{self._place()}{trial}/{key}"
+        if name not in self.movable:
+            self.movable[name] = chain.movable(self.problem, self.cache[name].inputs)
+        return {"movable": self.movable[name]}
 
     def do_exchange(self, trial: int, key: str) -> dict[str, Any]:
         """Send the trial's inputs to the counterpart, wait for its answer, judge it."""
@@ -144,6 +152,13 @@ class Bench:
         self.done = list(zip(outputs, chosen, strict=True))
         return {"ns": nanoseconds}
 
+    def do_between(self, place: int, changed: list[int]) -> dict[str, Any]:
+        """Time what passes between the calls of a chain, alone: once on each set, with an answer of the last block."""
+        output, _ = self.done[-1]
+        between = chain.Chain(lambda *inputs: output, place, changed)
+        nanoseconds, _ = self.seat.block(between, self.sets, copy=False)
+        return {"ns": nanoseconds}
+
     def do_commit(self, changed: list[int]) -> dict[str, Any]:
         """What the candidate does after its blocks, to know what that takes: the sums of all answers of the last block."""
         return {"sums": sums_of(self.done, changed)}
@@ -164,19 +179,26 @@ class Bench:
         self.theirs = [_answer_in(a) for a in answers]
         return {"collected": calls}
 
-    def do_judge_block(self, first: int, calls: list[int], sums: list[int]) -> dict[str, Any]:
+    def do_judge_block(
+        self, first: int, calls: list[int], sums: list[int], place: int | None = None, before: Sequence[int | None] = ()
+    ) -> dict[str, Any]:
         """Judge the collected answers (to ``calls`` of the block) against this rank's own.
 
-        sums: those that the candidate named before it knew that these answers would be wanted.
+        sums: those that the candidate named before it knew that these answers would be wanted. In a chain the reference runs only
+        now. place: the leaf that the call before changed; before: the sum that the candidate named for that call.
         """
         assert self.plain is not None
         worst = None
         self.calls = []
-        for call, theirs, said in zip(calls, self.theirs, sums, strict=True):
-            before = self._draw(*self.draws[(first + call) % len(self.draws)])
-            output, after = self.done[call]
-            own = (tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, after))
-            expected = compare.expect_like(self.problem, before, own, self.plain)
+        for n, (call, theirs, said) in enumerate(zip(calls, self.theirs, sums, strict=True)):
+            inputs = self._draw(*self.draws[(first + call) % len(self.draws)])
+            if place is None:
+                own = tuple(tree.map_leaves(_cpu, x) for x in self.done[call])
+            else:
+                if before[n] is not None:
+                    chain.move(inputs, place, torch.tensor(before[n], device=self.seat.device))
+                own = self._run(tree.clone(inputs))
+            expected = compare.expect_like(self.problem, inputs, own, self.plain)
             self.calls.append(diagnose.Call(expected, *theirs))
             found = compare.judge(expected, *theirs)
             if found.right and sums_of([theirs], sorted(expected.mutates)) != [said]:

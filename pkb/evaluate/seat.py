@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import socket
 import time
@@ -79,20 +80,22 @@ def sums_of(answers: Sequence[tuple[Any, Sequence[Any]]], changed: Sequence[int]
 
     answers: output and inputs after the call; changed: the inputs, by position, that belong to the answer.
     """
-    found = []
-    for output, inputs in answers:
-        parts = tree.tensors([output, [inputs[i] for i in changed]])
-        sums = [_bit_sum(t) for t in parts if type(t) in (torch.Tensor, torch.nn.Parameter)]
-        found.append(int(torch.stack(sums).sum()) if sums else 0)
-    return found
+    return [int(sum_of(output, inputs, changed)) for output, inputs in answers]
 
 
-def _bit_sum(t: torch.Tensor) -> torch.Tensor:
+def sum_of(output: Any, inputs: Sequence[Any], changed: Sequence[int]) -> torch.Tensor:
+    """The sum over the bits of one answer, modulo 2**64; 0-d, int64, on the answer's device."""
+    parts = tree.tensors([output, [inputs[i] for i in changed]])
+    sums = [bit_sum(t) for t in parts if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    return functools.reduce(torch.add, sums) if sums else torch.zeros((), dtype=torch.int64)
+
+
+def bit_sum(t: torch.Tensor) -> torch.Tensor:
     """The sum of a tensor's elements as integers, modulo 2**64; 0-d, int64, on its device."""
     t = t.detach()
     if t.is_sparse:
         t = t.coalesce()
-        return _bit_sum(t.indices()) + _bit_sum(t.values())
+        return bit_sum(t.indices()) + bit_sum(t.values())
     flat = t.resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -100,8 +103,10 @@ def _bit_sum(t: torch.Tensor) -> torch.Tensor:
     if flat.storage_offset() % per_word:
         flat = flat.clone()  # 64 bits at a time is several times faster, and must come out alike wherever a tensor lies
     whole = flat.numel() - flat.numel() % per_word
-    rest = flat[whole:].view(_INTEGERS[flat.element_size()])
-    return flat[:whole].view(torch.int64).sum() + rest.sum(dtype=torch.int64)
+    total = flat[:whole].view(torch.int64).sum()
+    if whole == flat.numel():
+        return total
+    return total + flat[whole:].view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64)
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -15,7 +15,7 @@ from typing import Any
 from pkb import candidate, problem
 from pkb.analyze.mechanism import mechanism
 from pkb.draw import trial_key
-from pkb.evaluate import bound, channels, diagnosis, gpu_state, integrity, profiling, timing
+from pkb.evaluate import bound, chain, channels, diagnosis, gpu_state, integrity, profiling, timing
 from pkb.evaluate.build import Build
 from pkb.evaluate.pair import Ended, Pair, size_text
 from pkb.evaluate.ranks import GroupFailed
@@ -36,6 +36,7 @@ class Session(Pair):
 
     stage: Stage = Stage.CHECK
     set_bytes: int = 0
+    place: int | None = None  # the leaf of the inputs that a call of a chain changes for the next
     connections: int = 0  # network sockets of the candidate group before it runs any code of the candidate's
     reference_seconds: float = 0.0  # of a reference call, slowest rank
     gpus: Sequence[int] = ()  # CUDA devices whose state is kept beside the times
@@ -117,6 +118,8 @@ class Session(Pair):
             self.set_bytes = max(self.set_bytes, *(int(k["set_bytes"]) for k in known))
             error = max(error, *(float(k["error"]) for k in known))
             self.reference_seconds = max(float(k["seconds"]) for k in known)
+        movable = self._trusted(do="movable", trial=0, key=self._key(0))
+        self.place = chain.choose([m["movable"] for m in movable])
         self.fields["extra"]["reference_error"] = error
 
     def _load(self, build: Build) -> None:
@@ -230,7 +233,7 @@ class Session(Pair):
         before = self._counters()
         with self._faults(Verdict.RUNTIME_ERROR), self._watch(channels.GENTLE_S) as sockets:
             found = timing.measure(
-                self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device
+                self.reference, self.group, settings, self._key, self.set_bytes, self._changed(), self.job.device, self.place
             )
         afterwards = gpu_state.ask(self.gpus)
         after = self._counters()
@@ -251,8 +254,11 @@ class Session(Pair):
         )
         if found.suspicious:
             raise Ended(Verdict.TAMPERING, f"rule outside-clock: {found.suspicious}")
+        shared = self.fields.get("shared_device")  # ranks take turns there, and what a call takes depends on the others
+        if found.batched and not shared:
+            raise Ended(Verdict.TAMPERING, f"rule chained-calls: {found.batched}")
         least = bound.bound_ms(self._cost(), self.job.device)
-        if found.candidate_ms < least and not self.fields.get("shared_device"):
+        if found.candidate_ms < least and not shared:
             what = f"{found.candidate_ms:.3g} ms per call, less than the {least:.3g} ms that no machine can beat"
             raise Ended(Verdict.TAMPERING, f"rule physical-bound: {what}")
         return self._assess(

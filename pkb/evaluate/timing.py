@@ -3,8 +3,10 @@
 A block is a number of back-to-back calls, each on an input set that its side has never seen. As soon as it has ended each rank
 commits itself to every answer by a sum over its bits, and only then learns which answers will be judged: what it hands over must have
 that sum, so no call can be skipped or made up for later. Outputs that share memory from call to call are copied in stream order, on
-both sides. While the reference runs, the candidate's processes are stopped. Each rank measures its own block; the parent brackets it,
-sums included, with a clock of its own, and the candidate's time is never taken to be less than what that clock allows.
+both sides. A few further blocks are chains, in which a call's inputs depend on the answer before (``pkb.evaluate.chain``): calls
+that take longer there have elsewhere been answered together. While the reference runs, the candidate's processes are stopped. Each
+rank measures its own block; the parent brackets it, sums included, with a clock of its own, and the candidate's time is never taken to
+be less than what that clock allows.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.evaluate.stats import median_interval
 from pkb.problem import TIMING_TRIAL
 
-PROTOCOL = 6
+PROTOCOL = 7
 #: Before a block: on a busy machine, processes that have just worked are slower at first, and reference ranks have, on the inputs.
 REST_SECONDS = {"cpu": 0.01, "cuda": 0.0}
 BLOCK_SECONDS = 0.02  # long against the start of a block, short against drifting clocks
 SETS_BYTES = {"cpu": 128 << 20, "cuda": 4 << 30}  # memory for the input sets of one block, per rank
 MOST_SETS = 64
 JUDGED = 2  # calls of a block whose answers are judged
+CHAINED = 16  # calls of a chain, at most
+CHAINS = 3  # after pairs of blocks that are drawn
 CHARGED = (
     1.25  # what the reference's blocks hide as a rule is taken this many times; what the candidate's hide beyond is its time
 )
@@ -54,6 +58,7 @@ class Timing:
     wrong: str = ""  # a judged timed call that was wrong
     wrong_call: int = -1  # which of the calls judged last that was
     suspicious: str = ""  # the candidate's own clock ran behind the parent's
+    batched: str = ""  # calls that depend on each other take far longer than others
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
@@ -68,17 +73,22 @@ class Blocks:
     copy: bool = False  # outputs are copied in stream order
     ran: int = 0  # calls of the candidate so far
 
-    def run(self, side: str, first: int, count: int, renew: bool, commit: bool = False) -> Block:
+    def run(self, side: str, first: int, count: int, renew: bool, commit: bool = False, place: int | None = None) -> Block:
         """One block of ``count`` calls.
 
-        commit: have every rank say the sums of all its answers at once, on the parent's clock.
+        commit: have every rank say the sums of all its answers at once, on the parent's clock. place: the leaf of a call's inputs
+        that the call before changes; on the reference's side this times that change alone.
         """
         group = self.reference if side == "reference" else self.candidate
+        command: dict[str, Any] = {"do": "block", "first": first, "count": count, "renew": renew, "copy": self.copy}
+        if place is not None:
+            chained = {"place": place, "changed": self.changed}
+            command = {"do": "between", **chained} if side == "reference" else {**command, **chained}
         if side == "reference":
             self.candidate.signal(signal.SIGSTOP)
         sums: list[list[int]] = []
         try:
-            group.tell(do="block", first=first, count=count, renew=renew, copy=self.copy)
+            group.tell(**command)
             start, replies = group.go(self.deadline_s)
             if commit:
                 told = group.ask(self.deadline_s, do="commit", changed=self.changed)
@@ -112,12 +122,26 @@ class Block:
     sums: list[list[int]]
 
 
+@dataclass(frozen=True)
+class Chained:
+    """A block of calls that depend on each other: the slowest rank's seconds, what its clock hid, and what passes between alone."""
+
+    own: float
+    gap: float
+    between: float
+    count: int
+
+
 def _sums(group: RankGroup, rank: int, reply: dict[str, Any], count: int) -> list[int]:
     """What a rank commits itself to: an integer for each call; a candidate may say anything."""
     said = reply.get("sums")
-    if not isinstance(said, list) or len(said) != count or not all(isinstance(x, int) for x in said):
+    if not isinstance(said, list) or len(said) != count or not all(_is_word(x) for x in said):
         raise GroupFailed("lost", rank, f"rank {rank} broke the protocol", role=group.role)
     return said
+
+
+def _is_word(said: Any) -> bool:
+    return isinstance(said, int) and -(1 << 63) <= said < 1 << 63
 
 
 def _nanoseconds(group: RankGroup, rank: int, reply: dict[str, Any]) -> int:
@@ -136,8 +160,13 @@ def measure(
     set_bytes: int,
     changed: list[int],
     device: str,
+    place: int | None = None,
 ) -> Timing:
-    """Time the candidate against the reference. key_of: trial -> key of its draw. Raises GroupFailed."""
+    """Time the candidate against the reference.
+
+    key_of: trial -> key of its draw. place: the leaf of the inputs that a call of a chain changes for the next; None: no chains.
+    Raises GroupFailed.
+    """
     timing, limits = settings.timing, settings.limits
     end = time.monotonic() + limits.timing_seconds
     secret = random.SystemRandom()
@@ -175,6 +204,31 @@ def measure(
     took: dict[str, list[float]] = {"reference": [], "candidate": []}  # seconds per call on the ranks' own clocks
     gaps: dict[str, list[float]] = {"reference": [], "candidate": []}  # seconds on the parent's clock beyond them, per block
     counts: list[int] = []
+    chains: list[Chained] = []
+
+    def timed(side: str, count: int, chain: int | None = None) -> Block:
+        with part("rest"):
+            time.sleep(REST_SECONDS[device])
+        with part("blocks" if chain is None else "chains"):
+            return blocks.run(side, 0, count, False, commit=side == "candidate" or chain is None, place=chain)
+
+    def judge(judged: list[int], sums: list[list[int]], chain: int | None = None) -> dict[str, Any] | None:
+        """A rank's word on the first wrong one of these calls, which have been handed over; None if all are right."""
+        named = [{"sums": [of_rank[call] for call in judged]} for of_rank in sums]
+        command: dict[str, Any] = {"do": "judge_block", "first": 0, "calls": judged}
+        if chain is not None:
+            command["place"] = chain
+            for said, of_rank in zip(named, sums, strict=True):
+                said["before"] = [of_rank[call - 1] if call else None for call in judged]  # type: ignore[misc]
+        with part("judge"):
+            answers = reference.ask(limits.timing_seconds, named.__getitem__, **command)
+        return next((r for r in answers if not r["right"]), None)
+
+    def wrong(found: dict[str, Any]) -> Timing:
+        detail = f"a timed call was answered wrongly: {found['detail']}"
+        return Timing(0, 0, 0, 0, 0, len(counts), sum(counts), wrong=detail, wrong_call=int(found["call"]))
+
+    chained = secret.sample(range(timing.blocks), min(CHAINS, timing.blocks)) if place is not None and most > 1 else []
     for pair in range(timing.blocks):
         if pair >= 3 and time.monotonic() > end:
             break
@@ -184,23 +238,30 @@ def measure(
         judged = sorted(secret.sample(range(count), min(JUDGED, count)))
         sums: list[list[int]] = []
         for side in ("reference", "candidate") if pair % 2 == 0 else ("candidate", "reference"):
-            with part("rest"):
-                time.sleep(REST_SECONDS[device])
-            with part("blocks"):
-                block = blocks.run(side, 0, count, False, commit=True)
-                if side == "candidate":
-                    sums = [[of_rank[call] for call in judged] for of_rank in block.sums]
+            block = timed(side, count)
+            if side == "candidate":
+                sums = block.sums
+                with part("judge"):
                     blocks.hand_over(judged)
             took[side].append(block.own / count)
             gaps[side].append(block.seen - block.own)
         counts.append(count)
+        if found := judge(judged, sums):
+            return wrong(found)
+        if pair not in chained:
+            continue
+        count = max(2, min(count, secret.randint(CHAINED - CHAINED // 4, CHAINED)))
+        with part("sets"):
+            fresh(count)
+        between = timed("reference", count, place)
+        block = timed("candidate", count, place)
+        last = secret.randrange(1, count)  # at least one that depends on another
+        judged = sorted({last, secret.randrange(count)})
         with part("judge"):
-            named = [{"sums": of_rank} for of_rank in sums]
-            answers = reference.ask(limits.timing_seconds, named.__getitem__, do="judge_block", first=0, calls=judged)
-        found = [r for r in answers if not r["right"]]
-        if found:
-            detail = f"a timed call was answered wrongly: {found[0]['detail']}"
-            return Timing(0, 0, 0, 0, 0, pair + 1, sum(counts), wrong=detail, wrong_call=int(found[0]["call"]))
+            blocks.hand_over(judged)
+        chains.append(Chained(block.own, block.seen - block.own, between.own, count))
+        if found := judge(judged, block.sums, place):
+            return wrong(found)
     # what the machine itself hides, sums included, shows in the reference's blocks, whose clock is honest; what a block of the
     # candidate's hides beyond that is added to its time, and if it goes far beyond the worst in every block, its clock lies
     worst = max(gaps["reference"])
@@ -208,10 +269,13 @@ def measure(
     hidden = min((gap - DOUBT * worst) / (own * count) for gap, own, count in blocks_seen)
     usual = CHARGED * statistics.median(gaps["reference"])  # one slow block may excuse from blame, but must not buy speed
     took["candidate"] = [own + max(0.0, gap - usual) / count for gap, own, count in blocks_seen]
-    ratios = [r / c for r, c in zip(took["reference"], took["candidate"], strict=True)]
     suspicious = ""
     if hidden > UNSEEN:
         suspicious = f"in every block, {hidden:.0%} or more of the candidate's own time passed without its clock showing it"
+    noise = max(took["reference"]) / statistics.median(took["reference"])
+    added, batched, chain_evidence = _weigh(chains, usual, took["candidate"], noise)
+    took["candidate"] = [own + added for own in took["candidate"]]
+    ratios = [r / c for r, c in zip(took["reference"], took["candidate"], strict=True)]
     middle, low, high = median_interval(ratios, timing.bootstrap)
     return Timing(
         middle,
@@ -223,15 +287,40 @@ def measure(
         sum(counts),
         blocks.ran,
         suspicious=suspicious,
+        batched=batched,
         evidence={
             "block_calls": typical,
             "unseen_share": round(hidden, 3),
             "hidden_ms": {side: round(1e3 * statistics.median(found), 3) for side, found in gaps.items()},  # median block
+            "chain": chain_evidence,
             "set_bytes": set_bytes,
             "outputs_copied": blocks.copy,
             "seconds": {k: round(v, 3) for k, v in spent.items()},
         },
     )
+
+
+def _weigh(
+    chains: Sequence[Chained], usual: float, plain: Sequence[float], noise: float
+) -> tuple[float, str, dict[str, float]]:
+    """What chains tell: (seconds to add to each of the candidate's calls, an accusation or '', evidence).
+
+    usual: seconds that a block hides as a rule. plain: seconds of the candidate's calls outside of chains, by block. noise: how much
+    longer the reference's slowest block took than its median. A call and what passes between two calls take no longer together than
+    one after the other, so what a chain takes beyond both, in its fastest block, are calls that have elsewhere been answered together.
+    """
+    if not chains:
+        return 0.0, "", {}
+    call = min((c.own + max(0.0, c.gap - usual)) / c.count for c in chains)
+    between = [c.between / c.count for c in chains]
+    added = max(0.0, call - CHARGED * noise * (statistics.median(plain) + statistics.median(between)))
+    batched = ""
+    if call > DOUBT * noise * (max(plain) + max(between)):
+        batched = (
+            f"calls that depend on the answer before take {1e3 * call:.3g} ms each, others at most {1e3 * max(plain):.3g} ms"
+        )
+    ms = {"call_ms": call, "between_ms": statistics.median(between), "added_ms": added}
+    return added, batched, {name: round(1e3 * seconds, 4) for name, seconds in ms.items()}
 
 
 def _warm(blocks: Blocks, side: str, sets: int, settings: EvaluationConfig) -> float:

@@ -72,6 +72,7 @@ PROBLEM = Problem(
     cost=cost,
     admissible=admissible,
     mutates=("weights", "P"),
+    fixed=("P",),
     # float64 throughout: oracle and reference coincide, so all the room for another order of summation is here (2e-10)
     tolerance=Tolerance(floor_ulps=1e6),
     deviations=(

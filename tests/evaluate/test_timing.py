@@ -80,14 +80,16 @@ class Group:
         says=lambda true_ns, block: true_ns,
         right=lambda block: True,
         sums=lambda count: list(range(count)),
+        chained_ms=None,
     ):
-        self.sums = sums
+        self.sums, self.chained_ms = sums, chained_ms
         self.role, self.clock, self.log, self.call_ms, self.says, self.right = role, clock, log, call_ms, says, right
         self.blocks = self.judged = 0
         self.last = {}
 
     def tell(self, per_rank=None, **command):
         self.last = command
+        self.drawn = len(command["keys"]) if "keys" in command else getattr(self, "drawn", 0)
         self.log.append((self.role, command))
 
     def ask(self, deadline_s, per_rank=None, **command):
@@ -103,10 +105,16 @@ class Group:
         return [{}] * 2
 
     def go(self, deadline_s):
+        if self.last["do"] == "between":  # what passes between calls takes 50 us
+            self.clock.ns += (spent := 50_000 * self.drawn)
+            return self.clock.ns - spent, [{"ns": spent}] * 2
         start, count = self.clock.ns, self.last["count"]
         self.count = count
         self.blocks += 1
-        true_ns = int(count * self.call_ms(self.clock.ns / 1e9) * 1e6)
+        ms = self.call_ms(self.clock.ns / 1e9)
+        if "place" in self.last:
+            ms = ms + 0.05 if self.chained_ms is None else self.chained_ms
+        true_ns = int(count * ms * 1e6)
         self.clock.ns += true_ns + 20_000
         said = self.says(true_ns, self.blocks)
         return start, [{"ns": said // 2 if isinstance(said, int) else said}, {"ns": said}]
@@ -119,7 +127,7 @@ class Group:
 def run(monkeypatch):
     """Measure scripted groups: (Timing, log of commands)."""
 
-    def measure(reference_ms=1.0, candidate_ms=0.5, changed=(), overrides=(), set_bytes=1 << 10, **candidate):
+    def measure(reference_ms=1.0, candidate_ms=0.5, changed=(), overrides=(), set_bytes=1 << 10, place=None, **candidate):
         log = []
         clock = Clock(log)
         monkeypatch.setattr(timing, "time", clock)
@@ -129,7 +137,9 @@ def run(monkeypatch):
         reference = Group("reference", clock, log, call(reference_ms), says=honest, right=right)
         group = Group("candidate", clock, log, call(candidate_ms), **candidate)
         settings = config.load(["evaluation.timing.bootstrap=200", *overrides]).evaluation
-        found = timing.measure(reference, group, settings, lambda trial: f"{trial:064x}", set_bytes, list(changed), "cpu")
+        found = timing.measure(
+            reference, group, settings, lambda trial: f"{trial:064x}", set_bytes, list(changed), "cpu", place
+        )
         return found, log
 
     return measure
@@ -277,6 +287,68 @@ def test_a_slow_block_of_the_reference_excuses_a_lying_clock_but_buys_it_no_spee
 def test_a_clock_that_lags_in_some_blocks_only_is_a_busy_machine(run):
     found, _ = run(candidate_ms=2.0, says=lambda true_ns, block: true_ns // (10 if block % 2 else 1))
     assert not found.suspicious
+
+
+def chains(log):
+    return [n for n, (role, c) in enumerate(log) if role == "candidate" and c.get("do") == "block" and "place" in c]
+
+
+def test_chains_are_timed_after_pairs_that_are_drawn_and_an_honest_candidate_pays_nothing_for_them(run):
+    seen = set()
+    for _ in range(4):
+        found, log = run(place=2, changed=[1])
+        assert found.speedup == pytest.approx(2.0, rel=1e-6) and not found.batched and not found.suspicious
+        assert found.evidence["chain"] == {"call_ms": pytest.approx(0.55), "between_ms": 0.05, "added_ms": 0.0}
+        assert len(chains(log)) == timing.CHAINS
+        blocks = [n for n, (role, c) in enumerate(log) if role == "candidate" and c.get("do") == "block"]
+        seen.add(tuple(blocks.index(n) for n in chains(log)))
+    assert len(seen) > 1
+
+
+def test_of_a_chain_a_call_that_depends_on_another_is_judged_by_the_sum_that_was_named_for_that(run):
+    _, log = run(place=2, changed=[1], sums=lambda count: [100 + i for i in range(count)])
+    for n in chains(log):
+        count = log[n][1]["count"]
+        assert 2 <= count <= timing.CHAINED and log[n][1]["changed"] == [1]
+        judged = next(c for role, c in log[n:] if c.get("do") == "judge_block")
+        assert judged["place"] == 2 and any(call > 0 for call in judged["calls"])
+        between = [c for role, c in log[:n] if c.get("do") == "between"][-1]
+        assert between == {"do": "between", "place": 2, "changed": [1]}
+        fresh = [c for c in [c for _, c in log[:n]] if c.get("do") == "sets" and "keys" in c][-1]
+        assert len(fresh["keys"]) == count, "a chain's calls have sets of their own"
+
+
+def test_calls_answered_together_are_paid_for_one_by_one(run):
+    found, _ = run(reference_ms=1.0, candidate_ms=0.1, chained_ms=0.85, place=0)
+    assert "depend on the answer before take 0.85 ms each, others at most 0.1 ms" in found.batched
+    assert found.candidate_ms == pytest.approx(0.1 + 0.85 - 1.25 * 0.15)
+    assert found.speedup == pytest.approx(1.0 / found.candidate_ms)
+
+
+def test_one_slow_block_excuses_from_blame_but_buys_no_speed(run):
+    spread = itertools.count()
+    found, _ = run(
+        reference_ms=1.0, candidate_ms=lambda second: 0.8 if next(spread) % 3 == 0 else 0.1, chained_ms=0.85, place=0
+    )
+    assert not found.batched and found.speedup < 1.4
+
+
+def test_a_busy_machine_shows_in_the_reference_and_excuses_chains(run):
+    spread = itertools.count()
+    found, _ = run(reference_ms=lambda second: 4.0 if next(spread) % 5 == 0 else 1.0, candidate_ms=0.5, chained_ms=1.2, place=0)
+    assert not found.batched and found.evidence["chain"]["added_ms"] == 0.0
+
+
+def test_without_an_input_that_may_change_there_are_no_chains(run):
+    found, log = run(place=None)
+    assert chains(log) == [] and found.evidence["chain"] == {}
+
+
+@pytest.mark.parametrize("word", [1 << 63, -(1 << 63) - 1, 1 << 70])
+def test_a_sum_is_a_word_of_64_bits(run, word):
+    with pytest.raises(GroupFailed) as error:
+        run(sums=lambda count: [word] * count)
+    assert (error.value.kind, error.value.role) == ("lost", "candidate")
 
 
 @pytest.mark.parametrize("said", [-5, 1 << 70, 0.5, "1", None])
