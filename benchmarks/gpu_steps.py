@@ -66,6 +66,8 @@ def summary(found: Evaluation) -> dict[str, Any]:
     row = {name: getattr(found, name) for name in (*kept, "reference_ms", "candidate_ms", "collective_bytes", "shared_device")}
     row["verdict"], row["detail"] = str(found.verdict), found.detail[:600]
     row["stages"] = {k: round(v, 3) for k, v in found.seconds_by_stage.items()}
+    timed = found.extra.get("timing", {})
+    row["timing"] = {name: timed[name] for name in ("block_calls", "chain", "seconds") if name in timed}
     if found.verdict is not Verdict.CORRECT:
         row["log"] = (found.build_log or str(found.extra.get("traceback") or found.extra.get("log") or ""))[-1500:]
     return row
