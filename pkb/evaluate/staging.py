@@ -61,20 +61,26 @@ def install() -> None:
         setattr(dist, name, staged)
 
 
+def _host(x: Any, hosts: dict[int, torch.Tensor]) -> Any:
+    """The same with CUDA tensors on the host, noted in ``hosts`` by identity.
+
+    No closure of ``call``: one that calls itself would keep every copy until the garbage collector comes by, gigabytes later.
+    """
+    if isinstance(x, torch.Tensor) and x.is_cuda:
+        if id(x) not in hosts:
+            hosts[id(x)] = x.detach().cpu().contiguous()
+        return hosts[id(x)]
+    if isinstance(x, list | tuple) and any(isinstance(i, torch.Tensor) for i in x):
+        return [_host(i, hosts) for i in x]
+    return x
+
+
 def _staged(original: Callable[..., Any], position: int, keyword: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         hosts: dict[int, torch.Tensor] = {}
-
-        def host(x: Any) -> Any:
-            if isinstance(x, torch.Tensor) and x.is_cuda:
-                return hosts.setdefault(id(x), x.detach().cpu().contiguous())
-            if isinstance(x, list | tuple) and any(isinstance(i, torch.Tensor) for i in x):
-                return [host(i) for i in x]
-            return x
-
-        moved = [host(a) for a in args]
-        moved_named = {k: host(v) for k, v in kwargs.items()}
+        moved = [_host(a, hosts) for a in args]
+        moved_named = {k: _host(v, hosts) for k, v in kwargs.items()}
         target = args[position] if 0 <= position < len(args) else kwargs.get(keyword)
 
         def finish() -> None:
