@@ -3,7 +3,8 @@
 The format is an 8-byte little-endian length, a JSON header of that many bytes (name -> dtype, shape, offsets), and the tensors' bytes
 one after the other (github.com/huggingface/safetensors). Its library builds the whole of that in memory on either side, several copies
 that cost five times what the socket does (docs/measurements.md, "Answers across the process border"); tests hold the two together.
-What a candidate sends is untrusted: everything that the header says is checked before memory is taken.
+What a candidate sends is untrusted: everything that the header says is checked before memory is taken. On their way from and to a
+GPU tensors are in the host's memory one at a time.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ def size(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
 
 
 def pieces(head: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The whole in order, in few pieces; large tensors (contiguous, on CPU) are not copied."""
+    """The whole in order, in few pieces; large tensors that are contiguous and on the CPU are not copied."""
     gathered = bytearray(head)
     for x in tensors.values():
         if not x.nbytes:
             continue
-        data = _bytes(x)
+        data = _bytes(x.cpu().contiguous())
         if len(data) < _TOGETHER:
             gathered += data
             continue
@@ -72,12 +73,13 @@ def pieces(head: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes |
             yield bytes(gathered)
             gathered.clear()
         yield data
+        del data
     if gathered:
         yield bytes(gathered)
 
 
-def receive(read: Reader, length: int, most_header: int) -> dict[str, torch.Tensor]:
-    """Tensors of a whole of ``length`` bytes, each in memory of its own. Raises ValueError when it is not of this format."""
+def receive(read: Reader, length: int, most_header: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Tensors of a whole of ``length`` bytes, each in memory of its own on ``device``. Raises ValueError when it is not of this format."""
     head = bytearray(LENGTH.size)
     if length < len(head):
         raise ValueError("no room for a header")
@@ -104,7 +106,8 @@ def receive(read: Reader, length: int, most_header: int) -> dict[str, torch.Tens
         x = torch.empty(shape, dtype=dtype)
         if x.nbytes:
             read(_bytes(x))
-        found[name] = x
+        found[name] = x.to(device)
+        del x
     return found
 
 

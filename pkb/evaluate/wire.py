@@ -71,6 +71,7 @@ def send_tree(link: socket.socket, tree: Any) -> int:
     link.sendall(streams.LENGTH.pack(length))
     for piece in streams.pieces(head, tensors):
         link.sendall(piece)
+        del piece  # before the next one is fetched from the device
     return length
 
 
@@ -82,7 +83,7 @@ def receive_tree(link: socket.socket, limit: int, device: str = "cpu") -> Any:
     skeleton = bytes(receive_bytes(link, MAX_MESSAGE))
     length = _length(link, limit)
     try:
-        tensors = streams.receive(lambda buffer: _fill(link, buffer), length, MAX_MESSAGE)
+        tensors = streams.receive(lambda buffer: _fill(link, buffer), length, MAX_MESSAGE, device)
         return _restore(json.loads(skeleton), tensors, device)
     except (WireError, OSError):
         raise
@@ -91,7 +92,7 @@ def receive_tree(link: socket.socket, limit: int, device: str = "cpu") -> Any:
 
 
 def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
-    """(skeleton, its tensors by name, contiguous and on CPU). Raises TypeError for a leaf that has no form on the wire."""
+    """(skeleton, its tensors by name, where they lie). Raises TypeError for a leaf that has no form on the wire."""
     tensors: dict[str, torch.Tensor] = {}
     return json.dumps(_describe(tree, tensors)).encode(), tensors
 
@@ -134,13 +135,13 @@ def _describe_tensor(x: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
         return {"sparse": parts, "shape": list(x.shape)}
     order = _memory_order(x)
     x = x.resolve_conj().resolve_neg()  # lazily conjugated tensors have no bytes of their own
-    plain = x.detach().permute(order).cpu().contiguous() if order else x.detach().cpu().contiguous()
+    plain = x.detach().permute(order) if order else x.detach()
     entry: dict[str, Any] = {"t": name, "grad": x.requires_grad}
     if order:
         entry["order"] = order
     if plain.dtype in _AS_BYTES:
         entry["as"] = str(plain.dtype).removeprefix("torch.")
-        plain = torch.view_as_real(plain).contiguous()
+        plain = torch.view_as_real(plain)
     tensors[name] = plain
     return entry
 
@@ -161,7 +162,7 @@ def _restore(x: Any, tensors: dict[str, torch.Tensor], device: str) -> Any:
     value = x[kind]
     match kind:
         case "t":
-            return _restore_tensor(x, tensors, device)
+            return _restore_tensor(x, tensors)
         case "v" if value is None or isinstance(value, bool | str):
             return value
         case "i":
@@ -197,11 +198,10 @@ def _restore(x: Any, tensors: dict[str, torch.Tensor], device: str) -> Any:
     raise WireError(f"not a tree: malformed leaf of kind {kind[:20]!r}")
 
 
-def _restore_tensor(x: dict[str, Any], tensors: dict[str, torch.Tensor], device: str) -> torch.Tensor:
+def _restore_tensor(x: dict[str, Any], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     plain = tensors.pop(x["t"])  # each once: a skeleton cannot ask for more memory than its payload has bytes
     if "as" in x:
         plain = torch.view_as_complex(plain)
-    plain = plain.to(device)
     if "order" in x:
         plain = plain.permute(sorted(range(plain.dim()), key=lambda d: x["order"][d]))
     return plain.requires_grad_(True) if x.get("grad") else plain

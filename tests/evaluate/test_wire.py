@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -347,6 +348,30 @@ def test_large_trees_pass_through_small_socket_buffers(link):
     got = wire.receive_tree(ours, 1 << 30)
     sender.join()
     assert torch.equal(got["x"], sent["x"]) and got["messages"] == ["a"]
+
+
+def test_tensors_of_another_device_are_on_the_host_one_at_a_time(link, monkeypatch):
+    """On their way to it and from it; all of them together can be more than a group may hold there."""
+    alive, most, bytes_of = [], [], tensors._bytes
+
+    def noting(x):
+        alive.append(weakref.ref(x))
+        most.append(sum(ref() is not None for ref in alive))
+        return bytes_of(x)
+
+    sent = [torch.full((n, 1 << 16), float(n)).t() for n in (1, 2, 3)]  # permuted, of which the host gets a copy
+    sent = [x[::2] for x in sent]
+    monkeypatch.setattr(tensors, "_bytes", noting)
+    ours, theirs = link
+    sender = threading.Thread(target=wire.send_tree, args=(theirs, sent))
+    sender.start()
+    payload = wire.receive_bytes(ours, 1 << 20), wire.receive_bytes(ours, 1 << 30)
+    sender.join()
+    assert most == [1, 1, 1]
+    alive.clear()
+    stream = io.BytesIO(payload[1])
+    got = tensors.receive(stream.readinto, len(payload[1]), 1 << 20, "meta")
+    assert [x.device.type for x in got.values()] == ["meta"] * 3 and most == [1] * 6
 
 
 def test_a_leaf_without_a_form_on_the_wire_is_a_type_error():
