@@ -27,6 +27,7 @@ LATE_MS = 3.0  # how late, at most, the rank that is slowed on purpose enters a 
 RANDOM_DELAY_US = 300
 PATIENCE = 10.0  # times the reference's own time, where that is more than evaluation.limits.call_seconds
 BURST_BYTES = 1 << 30  # of answers of one burst, per rank
+BURST_SETS_BYTES = 4 << 30  # of the input sets of one burst and their outputs, per rank
 REPEATED = "when repeated"  # the burst on one set of inputs, without delays
 
 
@@ -156,10 +157,11 @@ class Session(Pair):
 
     def _stress(self) -> None:
         """Back-to-back calls with different data, one rank late, inputs overwritten on return: where races show."""
-        trials = list(range(self.config.evaluation.trials))
         dice = random.SystemRandom()
+        trials = self._burst_trials(dice)
         late = dice.randrange(self.job.world_size)
-        order = (trials * 2 + dice.sample(trials * 2, len(trials)))[: self._burst_calls(len(trials), 3 * len(trials))]
+        among = list(range(len(trials)))
+        order = (among * 2 + dice.sample(among * 2, len(trials)))[: self._burst_calls(len(trials), 3 * len(trials))]
         for name, order_now, slowed in (
             (REPEATED, [0] * self._burst_calls(2, 3), None),
             ("back to back", order, None),
@@ -305,6 +307,11 @@ class Session(Pair):
         """Positions of the inputs that the problem changes."""
         spec = problem.load(self.job.problem)
         return [i for i, p in enumerate(spec.parameters()) if p.name in spec.mutates]
+
+    def _burst_trials(self, dice: random.Random) -> list[int]:
+        """The trials whose sets are on the devices together in a burst: all, or as many (two at least) as BURST_SETS_BYTES hold."""
+        trials = self.config.evaluation.trials
+        return sorted(dice.sample(range(trials), min(trials, max(2, BURST_SETS_BYTES // max(1, self.set_bytes)))))
 
     def _burst_calls(self, least: int, most: int) -> int:
         """How many calls of a burst are kept and compared: ``most``, or as many as BURST_BYTES hold."""
