@@ -171,7 +171,7 @@ class Problem:
 
     sizes: preset name -> dimension -> value; every preset has the same dimensions. Values are ints.
     make_inputs: context -> the positional arguments of ``solution`` (tensors, numbers, strings, None, GroupRef, torch.Size,
-        nn.Linear and lists, tuples, dicts of these).
+        nn.Linear and lists, tuples, dicts of these; ``pkb.table.Table`` for a tensor too large to be drawn whole).
     cost: shape -> Cost of one call. mutates: names of parameters that the reference changes in place.
     fixed: names of parameters whose rows must stay where they are for the inputs to be valid.
     admissible: shape -> None, or one line saying why this world size or size cannot be.

@@ -1,7 +1,7 @@
 """Nested inputs and outputs of ``solution``: walk them, map them, name their places.
 
-A tree is a tensor, a number, string, bool, None, GroupRef, torch.Size, nn.Linear or other nn.Module, SimpleNamespace, or
-a list, tuple, named tuple or dict of trees.
+A tree is a tensor, a number, string, bool, None, GroupRef, torch.Size, nn.Linear or other nn.Module, Table, SimpleNamespace,
+or a list, tuple, named tuple or dict of trees. The leaves of a Table are its row numbers and values.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pkb.problem import GroupRef
+from pkb.table import Table
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -31,6 +32,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return SimpleNamespace(**{k: map_leaves(function, v) for k, v in vars(tree).items()})
     if isinstance(tree, torch.nn.Module):
         return _map_module(function, tree)
+    if isinstance(tree, Table):
+        return tree.map(function)
     return function(tree)
 
 
@@ -53,6 +56,9 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, torch.nn.Module):
         for k, x in tree.state_dict(keep_vars=True).items():
             yield f"{path}.{k}", x
+    elif isinstance(tree, Table):
+        yield f"{path}.rows", tree.rows
+        yield f"{path}.values", tree.values
     else:
         yield path, tree
 

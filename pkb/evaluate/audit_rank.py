@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pkb import problem as problems
-from pkb import tree
+from pkb import table, tree
 from pkb.evaluate import compare, vacuous, wire
 from pkb.evaluate.seat import Seat, meet
 
@@ -66,7 +66,7 @@ class Bench:
             except Exception as error:  # the peers may now wait for this rank: the parent ends the group if they do
                 return {"raised": f"trial {number}: {type(error).__name__}: {error}"[:300]}
             differs = differs or call.differs
-            found = compare.judge(expected, _plain(output), _plain(live))
+            found = compare.judge(expected, _plain(output), _plain(table.told(inputs, live)))
             wrong = torch.tensor([0 if found.right else 1])
             torch.distributed.all_reduce(wrong)
             if wrong.item():
@@ -76,7 +76,7 @@ class Bench:
     def _run(self, inputs: list[Any]) -> tuple[Any, Any]:
         live = self.seat.ready(inputs)
         output = self.solve(*live)
-        return _plain(output), _plain(live)
+        return _plain(output), _plain(table.told(inputs, live))
 
 
 def _plain(x: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from pkb import symm, tree
+from pkb import symm, table, tree
 from pkb.evaluate import extension, handed, profiling, traffic, wire
 from pkb.evaluate.chain import Chain
 from pkb.evaluate.seat import Seat, meet, sums_of
@@ -93,7 +93,7 @@ class Contestant:
         self.seat.synchronize()
         seconds = time.perf_counter() - start
         reuse = sorted({t.untyped_storage().data_ptr() for t in _tensors(output)})
-        self._answer(output, inputs)
+        wire.send_tree(self.link, [_plain(output), _plain(table.told(received["inputs"], inputs))])
         return {"seconds": seconds, "storages": reuse}
 
     def do_burst(
@@ -107,23 +107,26 @@ class Contestant:
         process groups below its functions.
         """
         symm.set_delay(delay_us)
+        self._forget()
         self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
+        rooms = table.rooms(self.sets, self.seat.device)
         dice = random.Random()
         self.account.take()
         answers = []
         for call, index in enumerate(order):
-            inputs = self.seat.ready(tree.clone(self.sets[index]))
+            given = self.sets[index]
+            inputs = self.seat.ready(tree.clone(given), rooms)
             if late_ms:
                 time.sleep(dice.random() * late_ms / 1e3)
             with traffic.Observer(self.account) if observe else contextlib.nullcontext():
                 output = self.solve(*inputs)
-            kept = [x if call == whole or i in changed else None for i, x in enumerate(inputs)]
+            kept = table.told(given, inputs) if call == whole else [x if i in changed else None for i, x in enumerate(inputs)]
             answers.append([_plain(output), _plain(kept)])
-            _overwrite(inputs)
+            _overwrite(given, inputs, rooms)
         self.seat.synchronize()
         symm.set_delay(0.0)
         wire.send_tree(self.link, answers)
-        self.sets = []
+        self._forget()
         return {"calls": len(order), **self.account.take()}
 
     def do_account(self) -> dict[str, Any]:
@@ -131,8 +134,9 @@ class Contestant:
         return self.account.take()
 
     def do_sets(self) -> dict[str, Any]:
-        """Receive the input sets of the next blocks."""
-        self.sets = [self.seat.ready(s) for s in wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]]
+        """Receive the input sets of the next blocks, in place of the last ones."""
+        self._forget()
+        self.sets = self.seat.ready_together(wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"])
         self.seat.synchronize()
         return {"sets": len(self.sets)}
 
@@ -171,6 +175,10 @@ class Contestant:
         """The sums of all answers of the last block, before anybody says which of them are judged."""
         return {"sums": sums_of(self.done, changed)}
 
+    def _forget(self) -> None:
+        """Let go of input sets and of the answers to them."""
+        self.sets, self.done = [], []
+
     def do_profile(self, warmup: int) -> dict[str, Any]:
         """Call once on each input set, after the first ``warmup`` under torch.profiler; leave the trace in this rank's folder."""
         for inputs in self.sets[:warmup]:
@@ -187,9 +195,6 @@ class Contestant:
             self.seat.synchronize()
         profiler.export_chrome_trace(profiling.TRACE)
         return {"calls": len(self.sets) - warmup}
-
-    def _answer(self, output: Any, inputs: list[Any]) -> None:
-        wire.send_tree(self.link, [_plain(output), _plain(inputs)])
 
 
 @contextlib.contextmanager
@@ -253,10 +258,13 @@ def _overlap(places: list[list[tuple[int, int]]]) -> bool:
     return False
 
 
-def _overwrite(inputs: list[Any]) -> None:
-    """What a caller may do right after return: reuse the inputs' memory."""
+def _overwrite(given: list[Any], inputs: list[Any], rooms: dict[int, torch.Tensor]) -> None:
+    """What a caller may do right after return: reuse the inputs' memory. The rows of tables in ``rooms`` become others."""
     with torch.no_grad():
-        for t in tree.tensors(inputs):
+        for i, was in enumerate(given):
+            if isinstance(was, table.Table):
+                was.erase(rooms[i])
+        for t in tree.tensors([x for i, x in enumerate(inputs) if i not in rooms]):
             target = t.values() if t.is_sparse else t
             if (target.is_floating_point() and target.element_size() > 1) or target.is_complex():
                 target.fill_(float("nan"))

@@ -18,6 +18,7 @@ import torch
 from pkb import tree
 from pkb.evaluate.seat import bit_sum, sum_of
 from pkb.problem import Problem
+from pkb.table import Table
 
 PART = 8  # one row in so many moves: enough to change every answer, little against a call
 
@@ -58,8 +59,10 @@ def movable(problem: Problem, inputs: Sequence[Any]) -> list[tuple[int, int, int
     """(place among all leaves, bit sum, elements) of each tensor of a rank's inputs that may change between calls.
 
     These are real or complex numbers in two rows or more, unless the problem says that their rows belong where they are
-    (``Problem.fixed``).
+    (``Problem.fixed``). None where there is a table: a block's sets share it, so a single call cannot be repeated alone.
     """
+    if any(isinstance(x, Table) for x in inputs):
+        return []
     names = [p.name for p in problem.parameters()]
     found, place = [], -1
     for i, value in enumerate(inputs):

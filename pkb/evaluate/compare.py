@@ -25,6 +25,7 @@ import torch
 from pkb import tree
 from pkb.evaluate import distance
 from pkb.problem import Problem, Tolerance
+from pkb.table import Table
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Expected:
-    """Everything known about one trial: inputs, structure of the answer, and the entries to compare."""
+    """Everything known about one trial: inputs, structure of the answer, and the entries to compare.
+
+    after: inputs after the call; of a table its checksum, or the table where that is not known.
+    """
 
     inputs: list[Any]
     output: Any
@@ -78,14 +82,15 @@ Run = Callable[[list[Any]], tuple[Any, Any]]
 def expect(problem: Problem, inputs: list[Any], run: Run, device: str = "cpu") -> Expected:
     """Run the reference on copies of ``inputs`` (and on float64 copies), and calibrate every output's tolerance.
 
-    run: inputs -> (output, inputs after), both on the CPU.
+    run: inputs -> (output, inputs after), both on the CPU; None for an input that is as it was.
     """
     before = tree.to_device(tree.clone(inputs), "cpu")
     output, after = run(tree.clone(inputs))
+    after = _unchanged_from(before, after)
     compared = compared_leaves(problem, before, output, after)
     if problem.oracle == "upcast":
         wide_output, wide_after = run(tree.upcast(inputs))
-        wide = compared_leaves(problem, before, wide_output, wide_after)
+        wide = compared_leaves(problem, before, wide_output, _unchanged_from(before, wide_after))
     else:
         wide = compared
     return _expected(problem, before, output, after, compared, wide, None, device)
@@ -94,11 +99,13 @@ def expect(problem: Problem, inputs: list[Any], run: Run, device: str = "cpu") -
 def expect_like(problem: Problem, before: list[Any], answer: tuple[Any, Any], like: Expected) -> Expected:
     """What is expected of a call whose same-dtype reference answer is known, with another trial's calibration.
 
-    The reference stands in for the oracle, so its own calibrated error is allowed once more.
+    answer: output and inputs after the call, None for one that is as it was. The reference stands in for the oracle, so its own
+    calibrated error is allowed once more.
     """
     before = tree.to_device(before, "cpu")
-    compared = compared_leaves(problem, before, *answer)
-    return _expected(problem, before, *answer, compared, compared, like, like.device)
+    output, after = answer[0], _unchanged_from(before, answer[1])
+    compared = compared_leaves(problem, before, output, after)
+    return _expected(problem, before, output, after, compared, compared, like, like.device)
 
 
 def reference_error(expected: Expected) -> float:
@@ -131,6 +138,8 @@ def judge(expected: Expected, output: Any, after: Any) -> Judgement:
 def input_fault(expected: Expected, after: Sequence[Any]) -> str:
     """Which input came back changed although the contract leaves it alone, in words; '' if none (None: not handed over)."""
     for i, (was, now) in enumerate(zip(expected.inputs, after, strict=False)):
+        if isinstance(was, Table):
+            was = expected.after[i]
         if i not in expected.mutates and now is not None and not distance.same_bits(was, now):
             return f"input '{expected.names[i]}' was changed; the contract leaves inputs unchanged"
     return ""
@@ -158,7 +167,7 @@ def _expected(
             )
             tolerance = Tolerance(**{**vars(tolerance), "factor": tolerance.factor + 1})
         entries.append(Entry(path, reference, truth, tolerance, floor, calibration))
-    mutates = frozenset(i for i, name in enumerate(names) if name in problem.mutates)
+    mutates = frozenset(i for i in mutated(problem) if i < len(before))
     outputs = tree.tensors([output, *(after[i] for i in mutates)])
     held = [*tree.tensors(before), *outputs, *(e.oracle for e in entries if e.oracle is not None)]
     inputs_bytes = sum(_nbytes(t) for t in tree.tensors(before))
@@ -176,6 +185,16 @@ def _expected(
         problem,
         device,
     )
+
+
+def mutated(problem: Problem) -> frozenset[int]:
+    """Positions of the inputs that the problem changes."""
+    return frozenset(i for i, parameter in enumerate(problem.parameters()) if parameter.name in problem.mutates)
+
+
+def _unchanged_from(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Inputs after a call, with those before it for the ones that were not brought back."""
+    return [was if now is None else now for was, now in zip(before, after, strict=True)]
 
 
 def compared_leaves(problem: Problem, before: Sequence[Any], output: Any, after: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pkb import problem as problems
-from pkb import tree
+from pkb import table, tree
 from pkb.evaluate import chain, compare, diagnose, wire
 from pkb.evaluate.seat import Seat, meet, sums_of
 
@@ -56,6 +56,7 @@ class Bench:
         self.sets: list[list[Any]] = []
         self.draws: list[tuple[int, str]] = []  # (trial, key) of each set
         self.done: list[tuple[Any, list[Any]]] = []  # (output, inputs afterwards) of each call of the last block
+        self.latest: Any = None  # the last output of that block
         self.theirs: list[tuple[Any, list[Any]]] = []
         self.calls: list[diagnose.Call] = []  # those judged last, in order: what a diagnosis needs
         self.right: dict[int, tuple[Any, compare.Judgement]] = {}  # this candidate's latest right answer to each trial
@@ -78,7 +79,7 @@ class Bench:
         self.problem = problems.load(name)
         self.shape = self.problem.shape(self.seat.world_size, preset, dtype, dims)
         self.solve = self.problem.reference()
-        self.sets = []
+        self.sets, self.done, self.theirs, self.latest = [], [], [], None
         return {"problem": name}
 
     def do_expect(self, trial: int, key: str) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class Bench:
         if not hit:
             inputs = self._draw(trial, key)
             self.cache[name] = compare.expect(self.problem, inputs, self._run, self.seat.device)
+            self.seat.give_back()  # what the oracle took would be missing to the candidate
         self.cache.move_to_end(name)
         for other in [
             n for n in self.cache if not n.startswith(self._place())
@@ -134,12 +136,13 @@ class Bench:
         return {**worst[1].as_dict(), "call": worst[0], "trial": trials[order[worst[0]]]}
 
     def do_sets(self, first: int, keys: list[str], send: bool) -> dict[str, Any]:
-        """Draw fresh input sets for timed calls, keep them, and send them to the counterpart."""
+        """Draw fresh input sets for timed calls, keep them in place of the last ones, and send them to the counterpart."""
+        self.sets, self.done, self.theirs = [], [], []  # before there are others
         self.draws = [(first + i, key) for i, key in enumerate(keys)]
         drawn = [self._draw(trial, key) for trial, key in self.draws]
         if send:
             wire.send_tree(self._link(), {"sets": drawn})
-        self.sets = [self.seat.ready(s) for s in drawn]
+        self.sets = self.seat.ready_together(drawn)
         self.seat.synchronize()
         return {"bytes": sum(t.nbytes for s in drawn for t in tree.tensors(s) if not t.is_sparse)}
 
@@ -149,13 +152,12 @@ class Bench:
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
         nanoseconds, outputs = self.seat.block(self.solve, chosen, copy)
-        self.done = list(zip(outputs, chosen, strict=True))
+        self.done, self.latest = list(zip(outputs, chosen, strict=True)), outputs[-1]
         return {"ns": nanoseconds}
 
     def do_between(self, place: int, changed: list[int]) -> dict[str, Any]:
         """Time what passes between the calls of a chain, alone: once on each set, with an answer of the last block."""
-        output, _ = self.done[-1]
-        between = chain.Chain(lambda *inputs: output, place, changed)
+        between = chain.Chain(lambda *inputs: self.latest, place, changed)
         nanoseconds, _ = self.seat.block(between, self.sets, copy=False)
         return {"ns": nanoseconds}
 
@@ -193,7 +195,7 @@ class Bench:
         for n, (call, theirs, said) in enumerate(zip(calls, self.theirs, sums, strict=True)):
             inputs = self._draw(*self.draws[(first + call) % len(self.draws)])
             if place is None:
-                own = tuple(tree.map_leaves(_cpu, x) for x in self.done[call])
+                own = self._kept(*self.done[call])
             else:
                 if before[n] is not None:
                     chain.move(inputs, place, torch.tensor(before[n], device=self.seat.device))
@@ -230,6 +232,9 @@ class Bench:
         return found
 
     def _run(self, inputs: list[Any]) -> tuple[Any, Any]:
+        tables = [i for i, x in enumerate(inputs) if isinstance(x, table.Table)]
+        if tables:  # as a real tensor it is where the device is, and the other inputs belong there too
+            inputs = tree.to_device(inputs, self.seat.device)
         live = self.seat.ready(inputs)
         start = time.perf_counter()
         output = self.solve(*live)
@@ -238,7 +243,12 @@ class Bench:
         # on a GPU the first call compiles and connects; on a host, the slowest tells how busy it is
         choose = max if self.seat.device == "cpu" else min
         self.seconds[self._place()] = choose(seconds, self.seconds.get(self._place(), seconds))
-        return tree.map_leaves(_cpu, output), tree.map_leaves(_cpu, live)
+        return self._kept(output, table.told(inputs, live), tables)
+
+    def _kept(self, output: Any, after: list[Any], also: Sequence[int] = ()) -> tuple[Any, list[Any]]:
+        """What is kept of an answer, on the CPU: of the inputs those that the problem changes, and ``also`` these; else None."""
+        kept = compare.mutated(self.problem) | set(also)
+        return tree.map_leaves(_cpu, output), [tree.map_leaves(_cpu, x) if i in kept else None for i, x in enumerate(after)]
 
     def _place(self) -> str:
         return f"{self.problem.name}/{self.shape}/"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pkb import tree
+from pkb import table, tree
 from pkb.evaluate import wire
 
 #: Limits inside torch.distributed are far beyond any build or stage: only the stage's own deadline ends a group.
@@ -38,14 +38,24 @@ class Seat:
             self.groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
         return self.groups[ranks]
 
-    def ready(self, inputs: Sequence[Any]) -> list[Any]:
-        """Inputs as ``solution`` takes them: groups resolved."""
-        return list(tree.resolve_groups(list(inputs), self.group_of))
+    def ready(self, inputs: Sequence[Any], within: dict[int, torch.Tensor] | None = None) -> list[Any]:
+        """Inputs as ``solution`` takes them: groups resolved, and real tensors for tables (in memory of their own or ``within``)."""
+        return list(tree.resolve_groups(table.real(inputs, self.device, within), self.group_of))
+
+    def ready_together(self, sets: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Several input sets as ``solution`` takes them; one tensor is the table of all of them."""
+        rooms = table.rooms(sets, self.device)
+        return [self.ready(inputs, rooms) for inputs in sets]
 
     def synchronize(self) -> None:
         """Wait for everything this process has launched on its device."""
         if self.device != "cpu":
             torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        """Let other processes have what this one's allocator keeps for its own reuse."""
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
 
     def flush(self) -> None:
         """Push everything out of the device's L2, so that a block's inputs are cold: each of its sets is used once."""

@@ -17,6 +17,7 @@ import torch
 
 from pkb.evaluate import tensors as streams
 from pkb.problem import GroupRef
+from pkb.table import Table
 
 MAX_MESSAGE = 32 << 20
 #: Dtypes that safetensors does not carry travel as their real parts.
@@ -120,6 +121,8 @@ def _describe(x: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"dict": [[_describe(k, tensors), _describe(v, tensors)] for k, v in x.items()]}
     if isinstance(x, SimpleNamespace):
         return {"object": {k: _describe(v, tensors) for k, v in vars(x).items()}}
+    if isinstance(x, Table):
+        return {"table": [x.height, _describe(x.rows, tensors), _describe(x.values, tensors)]}
     if isinstance(x, torch.nn.Linear):
         return {
             "linear": [_describe(x.weight.detach(), tensors), _describe(x.bias if x.bias is None else x.bias.detach(), tensors)]
@@ -192,6 +195,9 @@ def _restore(x: Any, tensors: dict[str, torch.Tensor], device: str) -> Any:
             if bias is not None:
                 layer.bias = torch.nn.Parameter(bias, requires_grad=False)
             return layer
+        case "table":
+            height, rows, values = value
+            return Table(int(height), _restore(rows, tensors, device), _restore(values, tensors, device))
         case "sparse":
             indices, values = (_restore(i, tensors, device) for i in value)
             return torch.sparse_coo_tensor(indices, values, x["shape"], is_coalesced=True, check_invariants=True)

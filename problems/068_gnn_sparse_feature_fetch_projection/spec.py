@@ -5,8 +5,6 @@ from typing import Any
 
 from pkb.problem import Context, Cost, Problem, Shape
 
-ROWS_AT_ONCE = 1 << 20  # the table is drawn in pieces: float32 temporaries of the whole shard would not fit beside it
-
 
 def table_rows(ctx: Context) -> int:
     """V: nominal, or three fewer in the ragged trial, so that the last shard is the shorter one."""
@@ -22,40 +20,56 @@ def on_grid(x: Any) -> Any:
     return (x * 8).round().clamp(-31, 31) / 8
 
 
-def draw_shard(ctx: Context, rows: int) -> Any:
-    """(rows, d) table rows, normal on a grid; in the wide trial each row times a power of two."""
+def draw_rows(ctx: Context, count: int) -> Any:
+    """(count, d) table rows, normal on a grid; in the wide trial each row times a power of two."""
     import torch
 
-    table = torch.empty(rows, ctx.size.d, dtype=ctx.dtype, device=ctx.device)
-    for start in range(0, rows, ROWS_AT_ONCE):
-        piece = table[start : start + ROWS_AT_ONCE]
-        values = on_grid(ctx.own.randn(*piece.shape, dtype=torch.float32))
-        if ctx.variant == "wide":
-            values *= torch.exp2(ctx.own.integers(-8, 3, piece.shape[0], 1))
-        piece.copy_(values)
-    return table
+    values = on_grid(ctx.own.randn(count, ctx.size.d, dtype=torch.float32))
+    if ctx.variant == "wide":
+        values *= torch.exp2(ctx.own.integers(-8, 3, count, 1))
+    return values.to(ctx.dtype)
 
 
-def num_queries(ctx: Context) -> int:
-    """Ids wanted by this rank: uneven, q on average over the ranks; one rank wants none in the edge trial."""
+def draw_shard(ctx: Context, rows: int, ids: Any) -> Any:
+    """This rank's ``rows`` table rows: of them those that any rank asks for (``ids``), and about as many more, are drawn.
+
+    The others are a fixed pattern: they are never fetched, and a table of tens of GB need not be drawn or sent. The rows that are
+    drawn in vain are there so that looking for those that differ from the pattern does not tell which are fetched.
+    """
     import torch
 
-    if ctx.variant == "edge" and ctx.rank == ctx.world_size - 1:
-        return 0
+    from pkb.table import Table
+
+    local = ids - ctx.rank * -(-table_rows(ctx) // ctx.world_size)
+    wanted = torch.unique(local[(local >= 0) & (local < rows)])
+    others = ctx.own.integers(0, rows, max(wanted.numel(), ctx.size.q))
+    drawn = torch.unique(torch.cat([wanted, others]))
+    return Table(rows, drawn, draw_rows(ctx, drawn.numel()))
+
+
+def num_queries(ctx: Context) -> list[int]:
+    """Ids wanted by each rank: uneven, q on average over the ranks; the last rank wants none in the edge trial."""
+    import torch
+
     spread = ctx.shared.uniform(-0.25, 0.25, ctx.world_size, dtype=torch.float64)
     spread = spread - spread.mean()
-    return round(ctx.size.q * (1 + float(spread[ctx.rank])))
+    counts = [round(ctx.size.q * (1 + x)) for x in spread.tolist()]
+    return [*counts[:-1], 0] if ctx.variant == "edge" else counts
 
 
-def draw_ids(ctx: Context, total: int, count: int) -> Any:
-    """(count,) ids with Zipf popularity (exponent 1): log-uniform popularity ranks under a random affine permutation."""
+def draw_ids(ctx: Context, rank: int, total: int, count: int) -> Any:
+    """(count,) ids that any rank asks for: the first thing it draws, so that owners know which of their rows will be fetched.
+
+    Zipf popularity (exponent 1): log-uniform popularity ranks under a random affine permutation.
+    """
     import torch
 
+    draw = ctx.own if rank == ctx.rank else ctx.of(rank)
     multiplier = ctx.stream("permutation").integer(total // 3, total)
     while math.gcd(multiplier, total) != 1:
         multiplier += 1
     offset = ctx.stream("offset").integer(0, total)
-    popularity = torch.exp(ctx.own.uniform(0.0, 1.0, count, dtype=torch.float64) * math.log(total)).long() - 1
+    popularity = torch.exp(draw.uniform(0.0, 1.0, count, dtype=torch.float64) * math.log(total)).long() - 1
     ids = (popularity.clamp(0, total - 1) * multiplier + offset) % total
     if ctx.variant == "edge":  # nobody asks the owner of the first rows
         first_shard = -(-total // ctx.world_size)
@@ -64,16 +78,17 @@ def draw_ids(ctx: Context, total: int, count: int) -> Any:
 
 
 def make_inputs(ctx: Context) -> tuple:
-    """(local_embedding_shard, input_node_ids, proj_matrix, num_total_nodes)."""
+    """(local_embedding_shard, input_node_ids, proj_matrix, num_total_nodes); the shard as a Table."""
     import torch
 
     total = table_rows(ctx)
     per_rank = -(-total // ctx.world_size)
     rows = min(per_rank, total - ctx.rank * per_rank)
-    shard = draw_shard(ctx, rows)
+    ids = [draw_ids(ctx, rank, total, count) for rank, count in enumerate(num_queries(ctx))]
+    shard = draw_shard(ctx, rows, torch.cat(ids))
     normal = ctx.stream("projection").randn(ctx.size.d, ctx.size.o, dtype=torch.float32)
     proj = (on_grid(normal) * 2.0 ** -round(math.log2(ctx.size.d) / 2)).to(ctx.dtype)
-    return shard, draw_ids(ctx, total, num_queries(ctx)), proj, total
+    return shard, ids[ctx.rank], proj, total
 
 
 def admissible(shape: Shape) -> str | None:
@@ -121,6 +136,7 @@ PROBLEM = Problem(
         "original's follow one fixed, exactly balanced formula without duplicates",
         "proj_matrix is the same on all ranks and scaled by about 1/sqrt(d); the original draws an unscaled one per rank",
         "table and projection lie on a grid on which sums are exact in float32",
+        "of the table only rows that are fetched, and as many others, are drawn anew for each trial; the rest is a fixed pattern",
         "V is a dimension of the size and one trial has a shorter last shard; the original's is fixed and a multiple of W",
     ),
     tags=("all-to-all",),

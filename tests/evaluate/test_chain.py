@@ -10,6 +10,7 @@ from pkb import tree
 from pkb.evaluate import chain, compare
 from pkb.evaluate.seat import bit_sum, sum_of
 from pkb.problem import TIMING_TRIAL
+from pkb.table import Table
 from tests.problems.ranks import RankPool, inputs_of
 
 #: Nothing in their inputs is a real number of its own on every rank, in two rows or more.
@@ -87,6 +88,8 @@ def test_what_may_move_leaves_out_integers_single_rows_and_what_the_problem_fixe
     assert chain.movable(spec, [torch.randn(4).to(torch.float8_e4m3fn)]) == []
     assert chain.movable(dataclasses.replace(spec, fixed=(name,)), [torch.randn(4, 4)]) == []
     assert [place for place, _, _ in chain.movable(spec, [[None, "x", torch.randn(3)]])] == [2]
+    table = Table(9, torch.arange(3), torch.randn(3, 4))
+    assert chain.movable(spec, [table]) == [], "calls of a block share their tables"
 
 
 @pytest.mark.parametrize("name", problems.names())

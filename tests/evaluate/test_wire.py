@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pkb.evaluate import tensors, wire
 from pkb.problem import GroupRef
+from pkb.table import Table
 
 DTYPES = [
     torch.float64,
@@ -118,6 +119,13 @@ def test_linear_layers_arrive_as_linear_layers(bias):
     got = travel(sent)
     assert isinstance(got, torch.nn.Linear) and (got.in_features, got.out_features) == (3, 5)
     assert torch.equal(got.weight, sent.weight) and (got.bias is None) == (not bias)
+
+
+def test_tables_arrive_as_what_describes_them():
+    sent = Table(9, torch.tensor([8, 2]), torch.randn(2, 3).to(torch.bfloat16))
+    got = travel([sent])[0]
+    assert isinstance(got, Table) and got.shape == (9, 3)
+    assert torch.equal(got.tensor(), sent.tensor())
 
 
 def test_sparse_tensors_arrive_coalesced_and_equal():
@@ -287,6 +295,9 @@ def test_payloads_without_a_whole_header_are_refused(payload):
         '{"t": "0", "as": "complex64"}',
         '{"sparse": [{"t": "0"}, {"t": "0"}], "shape": [1, 1]}',
         '{"linear": [{"v": 1}, {"v": null}]}',
+        '{"table": [3, {"t": "0"}, {"t": "0"}]}',
+        '{"table": [3, {"v": 1}, {"t": "0"}]}',
+        '{"table": 3}',
         '{"dict": [[{"list": []}, {"v": 1}]]}',
         '{"list": [' * 3000,
         '{"list":[' * 50_000 + '{"v":null}' + "]}" * 50_000,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pkb import problem as problems
-from pkb import tree
+from pkb import table, tree
 from pkb.draw import trial_key
 
 SECRET = b"tests draw their inputs from this key"
@@ -22,10 +22,10 @@ SECRET = b"tests draw their inputs from this key"
 def inputs_of(
     name: str, rank: int, world_size: int, *, trial: int = 0, preset: str = "smoke", dtype: str = "float32", dims=None
 ):
-    """The inputs of one (rank, trial), groups still as GroupRef."""
+    """The inputs of one (rank, trial), groups still as GroupRef, tables as real tensors."""
     spec = problems.load(name)
     shape = spec.shape(world_size, preset, dtype, dims)
-    return list(spec.make_inputs(spec.context(shape, rank, trial, trial_key(SECRET, spec.name, trial))))
+    return table.real(spec.make_inputs(spec.context(shape, rank, trial, trial_key(SECRET, spec.name, trial))), "cpu")
 
 
 class RankPool:
