@@ -136,6 +136,7 @@ class Fleet:
         limit = self._config.evaluation.limits.build_seconds * 2 + 60
         calling = asyncio.ensure_future(self._cluster.call(builder.handle, "build", source, device))
         either: list[asyncio.Future[Any]] = [calling, builder.lost]
+        rest = 0.0
         try:
             await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if calling.done():
@@ -144,12 +145,14 @@ class Fleet:
                 raise NodeLost(builder.lost.result())
             else:
                 await self._cluster.kill(builder.handle)
-                raise HarnessError(f"did not answer within {limit:.0f} s")
+                raise NodeLost(f"did not answer within {limit:.0f} s")
         except HarnessError as error:
+            if isinstance(error, NodeLost):
+                rest = RETRY_SECONDS  # its loss is known by then; until then it would fail one build after the other
             raise HarnessError(f"builder {builder.name}: {error}") from None
         finally:
             calling.cancel()
-            self._builders.put_nowait(builder)
+            asyncio.get_running_loop().call_later(rest, self._builders.put_nowait, builder)
         if isinstance(built, str):
             raise HarnessError(f"builder {builder.name}: {built}")
         return built
