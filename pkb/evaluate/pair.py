@@ -116,6 +116,8 @@ class Pair:
                 extra["log"] = group.log.text()[-4000:]
             if error.trace:
                 extra["traceback"] = error.trace
+            if _killed(error) and (group is None or not group.memory_ran_out()):
+                extra["killed"] = True  # by itself, or by somebody on this machine: a sweep judges it once more
             self.fields["extra"] = extra
             raise Ended(_blame(error, group, on_raise), _detail(error)) from None
 
@@ -140,13 +142,19 @@ def size_text(job: Job) -> str:
     return job.preset + "".join(f" {k}={v}" for k, v in sorted(job.dims.items()))
 
 
+def _killed(error: GroupFailed) -> bool:
+    """Whether a rank ended by SIGKILL, or with its init, so that nobody can tell how (status -1)."""
+    return error.kind == "died" and error.status in (signal.SIGKILL, -1)
+
+
 def _blame(error: GroupFailed, group: RankGroup | None, on_raise: Verdict) -> Verdict:
     """The verdict on a candidate whose rank failed, by what the kernel and the clock say before what the rank says."""
     if error.kind == "stuck":
         return Verdict.DEADLOCK
     if error.kind == "died":
-        killed = error.status == signal.SIGKILL and group is not None and group.memory_ran_out()
-        return Verdict.OUT_OF_MEMORY if killed else Verdict.RUNTIME_ERROR
+        return (
+            Verdict.OUT_OF_MEMORY if _killed(error) and group is not None and group.memory_ran_out() else Verdict.RUNTIME_ERROR
+        )
     known = {
         "compile": Verdict.COMPILE_ERROR,
         "memory": Verdict.OUT_OF_MEMORY,

@@ -24,6 +24,10 @@ class NodeLost(HarnessError):
         self.log = log
 
 
+class ClusterLost(NodeLost):
+    """Every node is gone at once, with the head of the cluster or the connection to it: nothing points at any one attempt."""
+
+
 class Node(Protocol):
     """One place that judges one candidate at a time: a whole machine, or one group of its GPUs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from pkb.errors import HarnessError
 from pkb.evaluate.build import Build
 from pkb.records import Evaluation, Generation, Job
 from pkb.sweep import static
-from pkb.sweep.backend import Backend, Node, NodeLost
+from pkb.sweep.backend import Backend, ClusterLost, Node, NodeLost
 from pkb.sweep.dispatch import Dispatch
 from pkb.sweep.progress import Progress
 from pkb.sweep.recorder import Recorder, log_path, of_attempt
@@ -24,6 +25,8 @@ from pkb.verdict import Stage, Verdict
 QUARANTINE_SECONDS = 60.0
 #: How often the presence of usable nodes is looked at.
 WATCH_SECONDS = 1.0
+#: How compilers say that they were killed. A candidate can make them say so; it costs a second build.
+COMPILER_KILLED = re.compile(r"(?i)killed signal terminated program|died due to signal 9|compiler.*signal 9\b")
 LOG = logging.getLogger(__name__)
 
 
@@ -32,7 +35,8 @@ class Waiting:
     """A candidate on its way through build and evaluation.
 
     stage: where it is now. avoid: nodes that failed under it. failures: what went wrong with the harness under it, in order.
-    seconds: of judging that ended in failures.
+    seconds: of judging that ended in failures. killed: what of the candidate's own was killed by a signal that nobody accounts for;
+    it was judged again then, once, since neither the candidate nor the machine can be blamed for certain.
     """
 
     generation: Generation
@@ -43,6 +47,7 @@ class Waiting:
     avoid: set[str] = field(default_factory=set)
     failures: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    killed: str = ""
 
     @property
     def problem(self) -> str:
@@ -94,6 +99,9 @@ class Judges:
             began = self._progress.clock()
             try:
                 item.build = await self._build_once(item.job)
+                if not item.build.ok and not item.killed and COMPILER_KILLED.search(item.build.log):
+                    await self._killed(item, "builder", "its compiler was killed")
+                    item.build = await self._build_once(item.job)
                 return static.by_build(item.build, item.problem, self._config)
             except HarnessError as error:
                 given_up = await self._failed(item, "builder", error, self._progress.clock() - began, Stage.BUILD)
@@ -158,12 +166,19 @@ class Judges:
                 item.outcome.set_result(given_up)
             return error
         self._suspicion.judged(self._progress.node_ends(node.name))
+        if evaluation.extra.get("killed") and not item.killed:
+            await self._killed(item, node.name, evaluation.detail)
+            self._enter(item, "wait")
+            self._dispatch.put(item)
+            return None
+        if item.killed:
+            evaluation = replace(evaluation, extra={**evaluation.extra, "judged_again_after": item.killed})
         item.outcome.set_result(replace(evaluation, node=evaluation.node or node.name))
         return None
 
     async def _failed(self, item: Waiting, where: str, error: HarnessError, seconds: float, stage: Stage) -> Evaluation | None:
         """Note that the harness failed under a candidate; the harness error to record if it is not to be tried again."""
-        lost = isinstance(error, NodeLost)
+        lost = isinstance(error, NodeLost) and not isinstance(error, ClusterLost)
         failure = {
             "node": where,
             "error": str(error),
@@ -184,6 +199,13 @@ class Judges:
         outcome = static.outcome(item.problem, self._config, Verdict.HARNESS_ERROR, detail, stage)
         given_up = sum(f["lost"] for f in item.failures) >= 2
         return replace(outcome, node=where, extra={"failures": item.failures, "given_up": given_up})
+
+    async def _killed(self, item: Waiting, where: str, what: str) -> None:
+        """Note that a candidate is judged again because something killed a process of its."""
+        item.killed = what
+        key = item.generation.key
+        await self._recorder.note(log_path(key), [of_attempt(key, "killed", node=where, detail=what)])
+        LOG.warning("%s: %s on %s; judged again", item.job.label, what, where)
 
     async def _quarantine(self, node: Node) -> None:
         """After a harness error: back to work at once if the canary is right, else rest and be asked again."""

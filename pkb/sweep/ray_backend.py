@@ -16,7 +16,7 @@ from typing import IO, Any
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
 from pkb.records import Evaluation, Job
-from pkb.sweep.backend import NodeLost
+from pkb.sweep.backend import ClusterLost, NodeLost
 from pkb.sweep.ray_process import receive, send
 
 CONNECT_SECONDS = 180.0
@@ -130,9 +130,9 @@ class RayBackend:
         await self._end(CLOSE_SECONDS if self._connected.is_set() else 0.0)  # before that it holds nothing of ours
 
     async def request(self, what: str, *arguments: Any) -> Any:
-        """Ask the other process; raises what it reports, and NodeLost when it goes."""
+        """Ask the other process; raises what it reports, and ClusterLost when it goes."""
         if self._writer is None:
-            raise NodeLost("Ray is lost")
+            raise ClusterLost("Ray is lost")
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -140,7 +140,7 @@ class RayBackend:
             await self._writer.drain()
             return await answer
         except ConnectionError:
-            raise NodeLost("Ray is lost") from None
+            raise ClusterLost("Ray is lost") from None
         finally:
             self._waiting.pop(number, None)
 
@@ -234,7 +234,7 @@ class RayBackend:
             node.lost.set_result("Ray is lost")
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(NodeLost("Ray is lost"))
+                answer.set_exception(ClusterLost("Ray is lost"))
         self._nodes, self._waiting = {}, {}
         if process is None:
             return None

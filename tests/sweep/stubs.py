@@ -58,7 +58,7 @@ class Generator:
 
 @dataclass
 class Node:
-    """Judges by a function of the job: an Evaluation's verdict, or an exception."""
+    """Judges by a function of the job: an Evaluation or just its verdict, or an exception."""
 
     name: str
     judge: object
@@ -78,7 +78,7 @@ class Node:
             self.lost.set_result(str(result))
         if isinstance(result, Exception):
             raise result
-        return evaluation(job, result)
+        return result if isinstance(result, Evaluation) else evaluation(job, result)
 
     async def health(self):
         self.health_checks += 1

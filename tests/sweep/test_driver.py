@@ -3,13 +3,14 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from pkb.errors import HarnessError
 from pkb.store import reader
 from pkb.sweep import judges
-from pkb.sweep.backend import NodeLost
+from pkb.sweep.backend import ClusterLost, NodeLost
 from pkb.verdict import GenerationStatus, Verdict
 from tests.sweep import stubs
 
@@ -166,6 +167,57 @@ def test_an_attempt_that_brings_down_two_nodes_is_given_up_with_both_logs_and_th
     again = stubs.Backend(judge)
     stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), again)
     assert all(node.log == [] for node in again.all), "an attempt that brings nodes down is not tried again by itself"
+
+
+def killed(job):
+    return replace(stubs.evaluation(job, Verdict.RUNTIME_ERROR), detail="rank 1 was ended by SIGKILL", extra={"killed": True})
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["by somebody", "by itself"])
+def test_a_candidate_whose_rank_was_killed_is_judged_once_more(tmp_path, times):
+    """Verdicts do not depend on who kills what on a machine; a candidate that kills itself does so again."""
+    victim, seen = ("m1", stubs.PROBLEMS[1], 0), []
+
+    def judge(job, node):
+        if job.label == "/".join(map(str, victim)) + ".0":
+            seen.append(node.name)
+            if len(seen) <= times:
+                return killed(job)
+        return Verdict.CORRECT
+
+    stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), stubs.Backend(judge))
+    assert stubs.outcomes(tmp_path / "run") == {**CORRECT, victim: "correct" if times == 1 else "runtime_error"}
+    assert len(seen) == 2
+    row = (
+        reader.scan(tmp_path / "run", "evaluations")
+        .filter(model=victim[0], problem=victim[1], attempt=0)
+        .collect()
+        .to_dicts()[0]
+    )
+    assert json.loads(row["extra"])["judged_again_after"] == "rank 1 was ended by SIGKILL"
+    log = (tmp_path / "run" / row["log"]).read_text().splitlines()
+    assert [e["event"] for e in map(json.loads, log) if e["attempt"] == 0] == ["generated", "killed", "judged"]
+
+
+def test_a_candidate_whose_compiler_was_killed_is_built_once_more(tmp_path):
+    backend = stubs.Backend(always_correct)
+    backend.build_faults = ["c++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."]
+    stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), backend)
+    assert stubs.outcomes(tmp_path / "run") == CORRECT
+
+
+def test_an_attempt_that_is_under_way_whenever_ray_is_lost_is_tried_again_by_the_next_session(tmp_path):
+    """Losing the head says nothing about any one attempt, least of all about the last one left."""
+    last = ("m2", stubs.PROBLEMS[2], 1)
+
+    def judge(job, node):
+        return ClusterLost("Ray is lost") if job.label == "/".join(map(str, last)) + ".0" else Verdict.CORRECT
+
+    run = tmp_path / "run"
+    stubs.sweep(run, stubs.settings(), stubs.Generator(), stubs.Backend(judge))
+    assert stubs.outcomes(run) == {**CORRECT, last: "harness_error"}
+    stubs.sweep(run, stubs.settings(), stubs.Generator(), stubs.Backend(always_correct))
+    assert stubs.outcomes(run) == CORRECT
 
 
 def test_an_innocent_attempt_is_not_blamed_when_nodes_die_all_the_time(tmp_path):
