@@ -144,6 +144,20 @@ def test_an_attempt_is_guilty_when_only_it_fails():
     assert suspicion.guilty(2, 2.0)
 
 
+def test_an_attempt_is_innocent_when_somebody_had_to_be_unlucky_twice():
+    """A node is lost every four minutes, under evaluations of 3 s: of 400 attempts one is there twice, sooner or later."""
+    suspicion = Suspicion(tries=2)
+    for _ in range(5):
+        suspicion.failed(3.0)
+        for _ in range(80):
+            suspicion.judged(3.0)
+    for n in (1, 2):
+        suspicion.failed(3.0)
+        assert not suspicion.guilty(n, 3.0 * n)
+    suspicion.failed(3.0)
+    assert suspicion.guilty(3, 9.0)
+
+
 def test_an_attempt_is_innocent_while_everybody_fails_but_is_not_tried_for_ever():
     suspicion = Suspicion(tries=2)
     for _ in range(50):
