@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
+from pkb.evaluate import folders
 from pkb.sweep import placement
 from pkb.sweep.backend import NodeLost
 from pkb.sweep.placement import Machine
@@ -143,8 +143,11 @@ def _connect(config: Config) -> None:
     address = config.cluster.address
     try:
         if address:
-            with tempfile.TemporaryDirectory(prefix="pkb-code-") as staging:
-                ray.init(address, runtime_env=placement.travelling_code(Path(staging)), **common)
+            staging, lock = folders.claim("pkb-code-")
+            try:
+                ray.init(address, runtime_env=placement.travelling_code(staging), **common)
+            finally:
+                folders.release(staging, lock)
         else:
             cpus = placement.local_cpus(config)
             ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **common)
