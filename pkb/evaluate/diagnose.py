@@ -173,11 +173,12 @@ def allowed_error(entry: compare.Entry, reference: torch.Tensor) -> torch.Tensor
     if entry.oracle is None:
         return torch.zeros(reference.shape, dtype=torch.float64)
     # the reference stands in for the oracle here, so its own error is allowed once more
-    factor, known, size = entry.tolerance.factor + 1, entry.calibration, reference.to(torch.float64).abs()
+    factor, known, size = entry.tolerance.factor + 1, entry.measured("cpu"), reference.to(torch.float64).abs()
     if entry.tolerance.elementwise and known.octave_most is not None:
         octave = distance.octave_of(size)
         return factor * known.octave_most.cpu()[octave] * torch.exp2(octave - 64.0) + entry.floor * size
-    return factor * known.most * known.scale + entry.floor * (size + known.scale)
+    scale = known.scale or 0.0
+    return factor * known.most * scale + entry.floor * (size + scale)
 
 
 def _plain(x: Any) -> torch.Tensor | None:

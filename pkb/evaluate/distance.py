@@ -30,7 +30,7 @@ class Calibration:
 
     rms: float = 0.0
     most: float = 0.0
-    scale: float = 0.0  # rms of the oracle, finite elements
+    scale: float | None = 0.0  # rms of the oracle, finite elements; None: not known yet
     octave_rms: torch.Tensor | None = None  # (OCTAVES,), relative to 2**exponent
     octave_most: torch.Tensor | None = None
 
@@ -59,7 +59,7 @@ def float_error(
     device: str,
 ) -> tuple[float, str]:
     """The larger of element and RMS error in units of what is allowed, and where the first is largest if that is above 1."""
-    F, scale = tolerance.factor, calibration.scale
+    F, scale = tolerance.factor, calibration.scale or 0.0
     most_allowed = F * calibration.most * scale
     worst, where, squares, count = 0.0, 0, 0.0, 0
     octave_squares = torch.zeros(OCTAVES, dtype=torch.float64, device=device)
@@ -164,11 +164,12 @@ def _over(value: float, scale: float) -> float:
     return value / scale if scale else 0.0
 
 
-def rms_of(x: torch.Tensor) -> float:
+def rms_of(x: torch.Tensor, device: str) -> float:
+    """The RMS of the finite elements, computed on ``device``."""
     flat = real(dense(x))
     total, count = 0.0, 0
     for start in range(0, flat.numel(), CHUNK):
-        part = flat[start : start + CHUNK].to(torch.float64)
+        part = flat[start : start + CHUNK].to(device).to(torch.float64)
         part = part[torch.isfinite(part)]
         total += float((part * part).sum())
         count += part.numel()
