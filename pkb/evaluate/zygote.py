@@ -42,6 +42,8 @@ def main(control_fd: int) -> None:
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         with contextlib.suppress(ImportError):
             import triton  # noqa: F401
+        with contextlib.suppress(ImportError):
+            import sympy  # noqa: F401  # the first buffer of torch's symmetric memory does, for 2.6 s (docs/measurements.md)
 
     torch.set_num_threads(1)
     control = socket.socket(fileno=control_fd)
