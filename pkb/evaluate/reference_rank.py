@@ -80,6 +80,7 @@ class Bench:
         self.shape = self.problem.shape(self.seat.world_size, preset, dtype, dims)
         self.solve = self.problem.reference()
         self.sets, self.done, self.theirs, self.latest = [], [], [], None
+        self.seat.give_back()
         return {"problem": name}
 
     def do_expect(self, trial: int, key: str) -> dict[str, Any]:
