@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from pkb.config import AgentConfig
 from pkb.errors import UserError
 from pkb.records import Generation
 from pkb.sweep import static, status, view
@@ -75,7 +76,21 @@ def test_status_of_a_run_that_is_being_written(tmp_path):
     assert "process" in seen["during"]["writer"] and not seen["during"]["complete"]
     after = status.read(run)
     assert after["writer"] is None and after["complete"] and after["done"] == after["total"] == 12
-    assert after["models"]["m1"] == {"total": 6, "generations": {"ok": 6}, "verdicts": {"correct": 6}}
+    assert after["models"]["m1"] == {"total": 6, "done": 6, "generations": {"ok": 6}, "verdicts": {"correct": 6}}
+
+
+def test_status_counts_attempts_of_several_turns_once(tmp_path, capsys):
+    def three_turns(key, history):
+        return None if len(history) == 3 else [{"role": "user", "content": f"turn {len(history)}"}]
+
+    run, settings = tmp_path / "run", stubs.settings(agent=AgentConfig(max_turns=3))
+    backend = stubs.Backend(lambda job, node: Verdict.MISMATCH)
+    stubs.sweep(run, settings, stubs.Generator(), backend, conversation=three_turns)
+    found = status.read(run)
+    assert found["complete"] and (found["done"], found["total"]) == (12, 12)
+    assert found["models"]["m1"]["done"] == 6 and found["models"]["m1"]["verdicts"] == {"mismatch": 18}
+    status.show(found)
+    assert "12 of 12 attempts judged, complete" in capsys.readouterr().out
 
 
 def test_status_counts_what_has_no_outcome(tmp_path):
