@@ -25,7 +25,7 @@ POLL_SECONDS = 2.0
 #: What could not be started is tried again after this.
 RETRY_SECONDS = 15.0
 SWEPT_SECONDS = 20.0  # at the end, for the successors of actors that died
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 10.0  # then, for actors to end what they have started
 
 
 class Connection(Protocol):

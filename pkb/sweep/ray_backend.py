@@ -16,11 +16,13 @@ from typing import IO, Any
 from pkb.config import Config
 from pkb.errors import HarnessError, UserError
 from pkb.records import Evaluation, Job
+from pkb.sweep import fleet
 from pkb.sweep.backend import ClusterLost, NodeLost
 from pkb.sweep.ray_process import receive, send
 
 CONNECT_SECONDS = 180.0
-CLOSE_SECONDS = 15.0
+#: The other process ends what killed actors left behind, and its own actors; what that takes, and some for Ray itself.
+CLOSE_SECONDS = fleet.SWEPT_SECONDS + fleet.CLOSE_SECONDS + 10.0
 EXIT_SECONDS = 2.0
 RETRY_SECONDS = 3.0
 #: How long a new connection is tried for, at least, after Ray was lost.
