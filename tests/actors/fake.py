@@ -28,6 +28,8 @@ class Evaluator:
     def __init__(self, config, *, devices=None, name="", log_dir=None):
         self.name, self.control = name, Path(config.evaluation.cache_dir)
         (self.control / f"node-{os.getpid()}").write_text(name)
+        if devices is not None:
+            (self.control / f"group-{os.getpid()}-{'-'.join(map(str, devices))}").touch()
 
     def evaluate(self, job, build):
         order = job.source.splitlines()[0].removeprefix("# ")

@@ -243,6 +243,23 @@ def test_builds_larger_than_the_object_store_travel_all_the_same(bench):
     bench.check()
 
 
+def test_a_node_with_more_gpus_than_ranks_runs_several_groups_and_losing_it_loses_nothing(bench, cluster):
+    """cluster.pack: one actor owns the machine (whose four GPUs nobody looks for here), each group judges by itself."""
+    packed = dataclasses.replace(bench.config.cluster, pack=True)
+    bench.config = dataclasses.replace(bench.config, device="cuda", ranks=2, cluster=packed)
+    machine = cluster.ray.add_node(num_cpus=6, num_gpus=4, object_store_memory=120 * 2**20)
+    try:
+        progress = bench.sweep(lambda: bench.kill("node"))
+    finally:
+        cluster.remove(machine)
+    bench.check()
+    groups = [path.name.split("-", 2)[1:] for path in bench.control.glob("group-*")]
+    assert sorted(devices for _, devices in groups) == ["0-1", "0-1", "2-3", "2-3"]  # of the killed actor, and of the next
+    assert len({pid for pid, _ in groups}) == 2
+    assert len(progress.nodes) == 2 and all(name.endswith(("/0", "/1")) for name in progress.nodes)
+    assert all(n.judged > 2 for n in progress.nodes.values())
+
+
 def test_a_killed_head_is_connected_to_again(tmp_path):
     """SIGKILL of the GCS, and a new head at the same place: the session goes on by itself."""
     own = LocalCluster()
