@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pkb.generate import failures, library
-from pkb.generate.facts import count, mapping
+from pkb.generate.events import text_of, texts_of
+from pkb.generate.facts import mapping, tokens_of
 from pkb.generate.failures import Failure, Kind
 from pkb.generate.wire import Exchange
 from pkb.verdict import GenerationStatus
@@ -31,6 +32,8 @@ FILTER = {
     "sensitive",
 }
 REFUSAL = {"refusal"}
+#: Letters of a text whose tokens are counted: more would hold up all other calls for seconds.
+MOST_COUNTED = 200_000
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Answer:
 
 def judge(reply: Reply, record: Exchange) -> Answer:
     """The answer in a reply; raises Failure when there is none in it that a model could be judged by."""
-    if not reply.text.strip():
-        reply = of_document(record) or reply
+    if (own := own_reading(record)) is not None and _length(own) > _length(reply):  # litellm passes over parts of some answers
+        reply = replace(reply, text=own.text, reasoning=own.reasoning or reply.reasoning)
     facts = record.facts
     if record.recorded and (failure := failures.of_record(record)):
         raise failure
@@ -75,6 +78,10 @@ def judge(reply: Reply, record: Exchange) -> Answer:
     return Answer(status, reply.text or refusal, reply.reasoning, finish, usage, record.request_id or reply.response_id)
 
 
+def _length(reply: Reply) -> int:
+    return len(reply.text) + len(reply.reasoning)
+
+
 def _status(finish: str, refusal: str, text: str, usage: Mapping[str, Any]) -> GenerationStatus | None:
     if finish in FILTER:
         return GenerationStatus.FILTERED
@@ -87,40 +94,31 @@ def _status(finish: str, refusal: str, text: str, usage: Mapping[str, Any]) -> G
     return GenerationStatus.TRUNCATED if finish in LENGTH else GenerationStatus.OK
 
 
-def of_document(record: Exchange) -> Reply | None:
-    """The answer in a complete document of OpenAI's form that litellm does not take, and which is paid for all the same.
+def own_reading(record: Exchange) -> Reply | None:
+    """The answer in a response that litellm does not take, and which is paid for all the same; None when there is none.
 
-    Seen: content in parts, counts that are no integers, a document although a stream was asked for. None when there is no text.
+    Seen: content in parts, counts that are no integers, a document although a stream was asked for, a stream that nobody closes
+    after its end.
     """
-    if not record.complete or record.status != 200 or record.streamed:
+    if record.status != 200:
         return None
-    try:
-        data = mapping(json.loads(record.body))
-    except (ValueError, RecursionError):
-        return None
-    choices = data.get("choices")
-    first = mapping(choices[0]) if isinstance(choices, list) and choices else {}
-    message = mapping(first.get("message"))
-    text = text_of(message.get("content"))
-    if not text.strip():
-        return None
-    return Reply(
-        text=text,
-        reasoning=text_of(message.get("reasoning_content")),
-        finish_reason=text_of(first.get("finish_reason")),
-        refusal=text_of(message.get("refusal")),
-        usage=mapping(data.get("usage")),
-        response_id=text_of(data.get("id")),
-    )
-
-
-def text_of(content: Any) -> str:
-    """Content as text: providers may send a list of parts."""
-    if isinstance(content, list):
-        return "".join(text_of(part) for part in content if isinstance(part, dict))
-    if isinstance(content, dict):
-        return text_of(content.get("text"))
-    return "" if content is None else str(content)
+    facts, response_id = record.facts, ""
+    if record.streamed:
+        if not (facts.finish_reason or facts.done):
+            return None
+        text, reasoning = record.events.text, record.events.reasoning
+    else:
+        if not record.complete:
+            return None
+        try:
+            data = mapping(json.loads(record.body))
+        except (ValueError, RecursionError):
+            return None
+        text, reasoning = texts_of(data)
+        response_id = text_of(data.get("id"))
+        if not text.strip():
+            return None
+    return Reply(text, reasoning, facts.finish_reason, facts.refusal, {}, response_id)
 
 
 def count_tokens(reply: Reply, record: Exchange) -> dict[str, Any]:
@@ -130,13 +128,12 @@ def count_tokens(reply: Reply, record: Exchange) -> dict[str, Any]:
     what it sent.
     """
     usage, raw = reply.usage, record.facts.usage
-    details, completion = mapping(usage.get("prompt_tokens_details")), mapping(usage.get("completion_tokens_details"))
-    tokens = {
-        "prompt_tokens": count(usage.get("prompt_tokens")),
-        "cached_tokens": count(details.get("cached_tokens")),
-        "completion_tokens": count(usage.get("completion_tokens")),
-        "reasoning_tokens": count(completion.get("reasoning_tokens")),
-    }
+    # litellm's own counts are those of its tokenizer where a stream's form is unusual, and do not say so.
+    tokens = tokens_of(raw)
+    if not tokens["prompt_tokens"] and not tokens["completion_tokens"]:
+        tokens = tokens_of(dict(usage))
+    elif not tokens["reasoning_tokens"]:
+        tokens["reasoning_tokens"] = min(tokens_of(dict(usage))["reasoning_tokens"], tokens["completion_tokens"])
     counted = bool(raw) if record.recorded else bool(usage.get("total_tokens"))
     if counted and not tokens["completion_tokens"] and (reply.text.strip() or reply.reasoning.strip()):
         counted = False
@@ -145,6 +142,26 @@ def count_tokens(reply: Reply, record: Exchange) -> dict[str, Any]:
     return {**tokens, "estimated": not counted, **({"raw": raw} if raw else {})}
 
 
+def cut_off_tokens(record: Exchange, prompt: str, most: int) -> dict[str, int] | None:
+    """An estimate of what was billed for a stream that ended before its count came, beyond what it had counted by then.
+
+    most: that an answer may have. None when there is nothing to estimate: no text has come, or all is counted.
+    """
+    facts = record.facts
+    if not record.streamed or record.status != 200 or (facts.usage and (facts.done or facts.finish_reason)):
+        return None
+    heard = estimate_tokens(record.events.text) + estimate_tokens(record.events.reasoning)
+    counted = tokens_of(facts.usage)
+    asked = 0 if counted["prompt_tokens"] else estimate_tokens(prompt)
+    missing = max(0, min(heard, most) - counted["completion_tokens"])
+    if not heard or not (asked or missing):
+        return None
+    return {"prompt_tokens": asked, "cached_tokens": 0, "completion_tokens": missing, "reasoning_tokens": 0}
+
+
 def estimate_tokens(text: str) -> int:
-    """Tokens of a text by the tokenizer that litellm ships; needs no network."""
-    return int(library.load().token_counter(model="", text=text)) if text else 0
+    """Tokens of a text by the tokenizer that litellm ships; needs no network. Of a long one, from its first MOST_COUNTED letters."""
+    if not text:
+        return 0
+    counted = int(library.load().token_counter(model="", text=text[:MOST_COUNTED]))
+    return counted if len(text) <= MOST_COUNTED else counted * len(text) // MOST_COUNTED

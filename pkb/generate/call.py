@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from pkb.generate.answer import Reply, text_of
+from pkb.generate.answer import Reply
+from pkb.generate.events import text_of
 from pkb.generate.models import Model
 
 

@@ -34,8 +34,8 @@ def asked(model: Model, arguments: Mapping[str, Any]) -> Note:
 
 
 def failed(model: Model, failure: Note, tokens: Note | None) -> Note:
-    """It has brought no answer. tokens: billed all the same."""
-    return {"failed": failure, "tokens": tokens and {**tokens, "model": model.name}}
+    """It has brought no answer. tokens: billed all the same; the failure's ``estimated_tokens``: probably, too."""
+    return {"failed": failure, "tokens": tokens and {**tokens, "model": model.name}, "model": model.name}
 
 
 def of_uncounted(generation: Generation) -> Iterator[Note]:
@@ -75,11 +75,13 @@ def past(notes: Sequence[Note], kept: bool) -> Past:
 
 
 def unrecorded(notes: Sequence[Note]) -> Iterator[Note]:
-    """Tokens, with their ``model``, that no row tells of yet."""
+    """Tokens, with their ``model``, that no row tells of yet, the estimated ones too."""
     rows = [i for i, note in enumerate(notes) if "recorded" in note]
     for note in notes[rows[-1] + 1 if rows else 0 :]:
         if note.get("tokens"):
             yield note["tokens"]
+        if estimated := note.get("failed", {}).get("estimated_tokens"):
+            yield {**estimated, "model": note["model"]}
 
 
 def _lost(call: Note) -> Note:

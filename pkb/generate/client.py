@@ -21,7 +21,7 @@ from typing import Any
 from pkb.config import BudgetConfig, GenerationConfig
 from pkb.extract import extract
 from pkb.generate import calls, failures, library, replay
-from pkb.generate.answer import Answer, judge, of_document
+from pkb.generate.answer import Answer, cut_off_tokens, estimate_tokens, judge, own_reading
 from pkb.generate.budget import Budget, Spent
 from pkb.generate.call import call, parameters_of
 from pkb.generate.facts import tokens_of
@@ -205,12 +205,12 @@ class Client:
         except Failure:
             raise
         except Exception as error:
+            if (found := own_reading(record)) is not None:
+                return judge(found, record)
             if isinstance(error, TimeoutError):
                 late = f"no answer within {model.timeout_seconds:g} s"
                 silent = f"the stream was silent for {model.idle_seconds:g} s"
                 raise Failure(Kind.TIMEOUT, late if deadline.expired() else silent) from None
-            if (found := of_document(record)) is not None:
-                return judge(found, record)
             raise failures.of_exception(error, record) from None
         finally:
             question.sent = record.request if record.recorded else parameters_of(model)
@@ -235,8 +235,11 @@ class Client:
         question.answered += record.status > 0
         note: dict[str, Any] = {"kind": failure.kind.value, "status": failure.status, "message": self._redact(failure.message)}
         note |= {"seconds": round(seconds, 3), "retry_after": failure.retry_after, "request_id": record.request_id}
-        question.failures.append(note)
         tokens = tokens_of(record.facts.usage) if record.facts.usage else None
+        estimated = cut_off_tokens(record, question.prompt, lane.model.max_tokens)
+        if estimated:
+            note["estimated_tokens"] = estimated
+        question.failures.append(note)
         if self._spool:
             if question.model.provider != replay.PROVIDER:
                 self._spool.note(question.name, calls.failed(lane.model, note, tokens))
@@ -244,7 +247,9 @@ class Client:
         question.kept = False
         if tokens:
             question.wasted.append(tokens)
-            self._budget.charge(lane.model.name, cost_usd(lane.prices, tokens) or 0.0, _billed(tokens))
+        if spent := [t for t in (tokens, estimated) if t]:
+            cost = sum(cost_usd(lane.prices, t) or 0.0 for t in spent)
+            self._budget.charge(lane.model.name, cost, sum(map(_billed, spent)))
 
     def _again(self, question: _Question, failure: Failure) -> bool:
         """Whether to ask once more after this failure."""
@@ -265,6 +270,8 @@ class Client:
 
     def _answered(self, question: _Question, lane: Lane, answer: Answer, record: Exchange, seconds: float) -> Generation:
         counted = not answer.usage["estimated"]
+        if not counted and not answer.usage["prompt_tokens"]:
+            answer.usage["prompt_tokens"] = estimate_tokens(question.prompt)
         cost = cost_usd(lane.prices, answer.usage)
         self._budget.charge(lane.model.name, cost or 0.0, _billed(answer.usage))
         text = self._redact(answer.text)
@@ -314,6 +321,12 @@ class Client:
             usage["failed_tries"] = question.failures
         if question.wasted:
             usage["wasted"] = question.wasted
+        if estimated := [f["estimated_tokens"] for f in question.failures if f.get("estimated_tokens")]:
+            costs = [cost_usd(lane.prices, t) for t in estimated]
+            usage["estimated_wasted"] = {
+                "tokens": sum(map(_billed, estimated)),
+                "cost_usd": None if lane.prices is None else sum(c or 0.0 for c in costs),
+            }
         return self._redact.mapping(usage)
 
     @staticmethod

@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-#: Events of a stream that can hold more than text; others are not parsed, an answer may have 100,000 of them. A quotation mark
-#: inside JSON text is escaped, so an answer that talks about these keys does not match.
-_TELLING = re.compile(
-    rb'"(?:finish_reason|stop_reason|finishReason|blockReason|refusal)"\s*:\s*"|"(?:usage|usageMetadata|error)"\s*:\s*[{"]|"type"\s*:\s*"message_stop"'
-)
 
 #: More in one call is no number of tokens.
 MOST_TOKENS = 10**9
@@ -48,16 +41,10 @@ def facts_of_json(body: bytes) -> Facts:
     return replace(_facts(data), done=True) if isinstance(data, dict) else Facts()
 
 
-def read_event(facts: Facts, data: bytes) -> Facts:
-    """The facts so far with those of one more event (its ``data:`` without the prefix)."""
-    if data == b"[DONE]":
+def read_event(facts: Facts, event: Any) -> Facts:
+    """The facts so far with those of one more event of a stream: its JSON, or the word ``[DONE]``."""
+    if event == "[DONE]":
         return replace(facts, done=True)
-    if facts.valid and not _TELLING.search(data):
-        return facts
-    try:
-        event = json.loads(data, parse_constant=lambda word: None)
-    except (ValueError, RecursionError):
-        return facts
     if not isinstance(event, dict):
         return facts
     new = _facts(event)
@@ -66,7 +53,8 @@ def read_event(facts: Facts, data: bytes) -> Facts:
         choices=max(facts.choices, new.choices),
         finish_reason=new.finish_reason or facts.finish_reason,
         refusal=facts.refusal + new.refusal,
-        usage={**facts.usage, **new.usage},
+        # Counts grow; what comes last, and is no empty repetition, stands.
+        usage={**facts.usage, **{k: v for k, v in new.usage.items() if v or k not in facts.usage}},
         error=facts.error or new.error,
         done=facts.done or event.get("type") == "message_stop",
     )
@@ -144,7 +132,8 @@ def count(value: Any) -> int:
 def tokens_of(usage: dict[str, Any]) -> dict[str, int]:
     """Tokens by kind out of a usage object in any of the three shapes; kinds as in ``answer.count_tokens``.
 
-    Anthropic counts cached input apart from the rest, Gemini thoughts apart from the answer.
+    Anthropic counts cached input apart from the rest, Gemini thoughts apart from the answer, and so does xAI, which shows in its
+    total.
     """
 
     def first(*names: str) -> int:
@@ -152,11 +141,16 @@ def tokens_of(usage: dict[str, Any]) -> dict[str, int]:
 
     details, completion = mapping(usage.get("prompt_tokens_details")), mapping(usage.get("completion_tokens_details"))
     read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
-    apart = read + written if "input_tokens" in usage else 0
+    asked = first("prompt_tokens", "input_tokens", "promptTokenCount") + (read + written if "input_tokens" in usage else 0)
+    answered = first("completion_tokens", "output_tokens", "candidatesTokenCount")
     thoughts = count(usage.get("thoughtsTokenCount"))
+    reasoning = count(completion.get("reasoning_tokens")) or thoughts
+    if "completion_tokens" in usage and 0 < reasoning == count(usage.get("total_tokens")) - asked - answered:
+        thoughts = reasoning
+    cached = count(details.get("cached_tokens")) or read
     return {
-        "prompt_tokens": first("prompt_tokens", "input_tokens", "promptTokenCount") + apart,
-        "cached_tokens": count(details.get("cached_tokens")) or read or count(usage.get("cachedContentTokenCount")),
-        "completion_tokens": first("completion_tokens", "output_tokens", "candidatesTokenCount") + thoughts,
-        "reasoning_tokens": count(completion.get("reasoning_tokens")) or thoughts,
+        "prompt_tokens": asked,
+        "cached_tokens": cached or first("cachedContentTokenCount", "prompt_cache_hit_tokens", "cached_tokens"),
+        "completion_tokens": answered + thoughts,
+        "reasoning_tokens": reasoning,
     }

@@ -134,11 +134,14 @@ def of_exception(error: BaseException, record: Exchange) -> Failure:
     """The failure behind an exception of litellm or below, with what the record of the exchange knows."""
     if record.status >= 400:
         return of_status(record.status, record.text, record.headers)
+    if 300 <= record.status < 400:
+        to = (record.headers.get("location") or "nowhere")[:200]
+        return Failure(Kind.ACCESS, f"the server sends calls on to {to}; correct api_base in the model's entry", record.status)
     if record.recorded and (failure := of_record(record)):
         return failure
     text = _one_line(error)
-    if record.recorded:
-        return Failure(Kind.MALFORMED if record.complete else Kind.CONNECTION, text, record.status)
+    if record.recorded:  # litellm calls every end of a connection a "Connection error"
+        return Failure(Kind.MALFORMED if record.complete else Kind.CONNECTION, record.cut or text, record.status)
     status = int(getattr(error, "status_code", 0) or 0)
     if "Connection" in type(error).__name__ and not record.carried:
         return Failure(Kind.CONNECTION, text)

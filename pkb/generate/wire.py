@@ -8,12 +8,15 @@ The transport also sees to it that one call is one request: whatever a client li
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +24,20 @@ from typing import Any, BinaryIO
 
 import httpx
 
-from pkb.generate.facts import Facts, facts_of_json, read_event
+from pkb.generate.events import Events
+from pkb.generate.facts import Facts, facts_of_json
 from pkb.generate.spool import Spool
 
 #: Seconds to establish a connection; how long an answer may take is the caller's business.
 CONNECT_SECONDS = 30.0
 #: Connections of one pool.
 POOL_SIZE = 8
-#: Of a response that is not a stream, more is not kept for inspection.
-BODY_LIMIT = 64 * 2**20
+#: Bytes of a response; a longer one is no answer, and is left.
+MOST_BYTES = 128 * 2**20
+#: Seconds for the rest of a stream that its reader leaves after an end that says it failed: the count of what is billed follows it.
+REST_SECONDS = 5.0
 KEPT_HEADERS = ("content-type", "content-encoding", "x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
+_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 _current: ContextVar[Exchange | None] = ContextVar("pkb_exchange", default=None)
 
 
@@ -39,7 +46,7 @@ class Exchange:
     """One call's request and response, filled in as they happen.
 
     question: names the question in the spool; empty: nothing is kept. request: the JSON body as sent, without the conversation
-    itself. status: of HTTP, 0 before there is one. body: of a response that is not a stream. events: of one that is.
+    itself. status: of HTTP, 0 before there is one. body: of a response that is not a stream; events: of one that is.
     carried: the provider's requests are known to pass through our transport. replayed: the response came from the spool.
     """
 
@@ -53,12 +60,13 @@ class Exchange:
     headers: httpx.Headers = field(default_factory=httpx.Headers)
     streamed: bool = False
     body: bytearray = field(default_factory=bytearray)
-    events: int = 0
+    events: Events = field(default_factory=Events)
     facts: Facts = field(default_factory=Facts)
     complete: bool = False
+    cut: str = ""  # what ended the connection before the response was whole
     replayed: bool = False
     seconds: float | None = None  # of the original call, when replayed
-    _line: bytearray = field(default_factory=bytearray)
+    _server: tuple[str, bytes, str] = ("", b"", "")
 
     @property
     def recorded(self) -> bool:
@@ -77,10 +85,17 @@ class Exchange:
         return bytes(self.body[:4000]).decode("utf-8", "replace")
 
     def begin(self, request: httpx.Request) -> None:
-        """Note a request; raises httpx.TransportError when this call has sent one that was not redirected."""
-        if self.requests and not 300 <= self.status < 400:
+        """Note a request; raises httpx.TransportError when this call has sent one already.
+
+        A redirection within the same server is followed when it keeps the method. Another server would be sent the key, for
+        some providers, and a question that is asked with GET is none.
+        """
+        server = (request.url.scheme, request.url.netloc, request.method)
+        if self.requests and not (300 <= self.status < 400 and server == self._server):
             raise httpx.TransportError("a second request within one call was stopped; retries are made elsewhere")
+        self._server = server
         self.requests += 1
+        self.body, self.events, self.facts, self.complete = bytearray(), Events(), Facts(), False
         self.url = (
             str(request.url.copy_with(query=None, userinfo=b"")) if request.url.userinfo else str(request.url).split("?")[0]
         )
@@ -92,32 +107,27 @@ class Exchange:
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the response."""
         if not self.streamed or "content-encoding" in self.headers:
-            if len(self.body) < BODY_LIMIT:
-                self.body += data
-            return
-        self._line += data
-        if b"\n" in data:
-            *lines, rest = bytes(self._line).split(b"\n")
-            self._line = bytearray(rest)
-            self._events(lines)
+            self.body += data
+            if not _STREAM.match(self.body, 0, 64) or "content-encoding" in self.headers:
+                return
+            self.streamed, data = True, bytes(self.body)  # whatever its content type says
+            self.body = bytearray()
+        self.events.feed(data)
+        self.facts = self.events.facts
 
     def end(self) -> None:
         """The response is complete: read what it says about itself."""
         if self.body and "content-encoding" in self.headers:
             with contextlib.suppress(httpx.DecodingError):
                 self.body = bytearray(httpx.Response(200, headers=self.headers, content=bytes(self.body)).content)
+        self.streamed = self.streamed or bool(_STREAM.match(self.body, 0, 64))
         if self.streamed:
-            self._events([*bytes(self.body).split(b"\n"), bytes(self._line)])
-            self.body, self._line = bytearray(), bytearray()
+            self.events.feed(bytes(self.body))
+            self.events.end()
+            self.body, self.facts = bytearray(), self.events.facts
         else:
             self.facts = facts_of_json(bytes(self.body))
         self.complete = True
-
-    def _events(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            if line.startswith(b"data:"):
-                self.events += 1
-                self.facts = read_event(self.facts, line[5:].strip())
 
 
 @contextlib.contextmanager
@@ -151,6 +161,7 @@ class Transport(httpx.AsyncBaseTransport):
         timeouts["connect"] = min(timeouts.get("connect") or CONNECT_SECONDS, CONNECT_SECONDS)
         if record is None:
             return await pool.transport.handle_async_request(request)
+        await request.aread()  # that of a redirection comes unread
         record.begin(request)
         path = record.spool.path(record.question, request.content) if record.spool and record.question else None
         if record.spool and path and (kept := record.spool.read(path)):
@@ -160,9 +171,11 @@ class Transport(httpx.AsyncBaseTransport):
         pool.active += 1
         try:
             response = await pool.transport.handle_async_request(request)
-        except BaseException:
+        except BaseException as error:
             pool.active -= 1
+            record.cut = _said(error)
             raise
+        unpack = _unpacker(response.headers)
         record.status, record.headers = response.status_code, httpx.Headers(response.headers)
         record.streamed = response.headers.get("content-type", "").startswith("text/event-stream")
         if response.status_code >= 400:
@@ -171,7 +184,7 @@ class Transport(httpx.AsyncBaseTransport):
         return httpx.Response(
             response.status_code,
             headers=response.headers,
-            stream=_Tee(response.stream, record, kept_at, started, pool),  # type: ignore[arg-type]
+            stream=_Tee(response.stream, record, kept_at, started, pool, unpack),  # type: ignore[arg-type]
             extensions=response.extensions,
         )
 
@@ -214,56 +227,142 @@ class _Pool:
 
 
 class _Tee(httpx.AsyncByteStream):
-    """A response's bytes on their way, seen by the record and kept in the spool."""
+    """A response's bytes on their way, seen by the record and kept in the spool.
 
-    def __init__(self, stream: Any, record: Exchange, path: Path | None, started: float, pool: _Pool) -> None:
+    Whoever reads goes on where the last reader stopped: the OpenAI library reads the end of a stream with a second one.
+    """
+
+    def __init__(
+        self, stream: Any, record: Exchange, path: Path | None, started: float, pool: _Pool, unpack: _Unpacker | None
+    ) -> None:
         self._stream, self._record, self._path, self._started = stream, record, path, started
         self._pool: _Pool | None = pool
+        self._unpack = unpack
+        self._chunks = aiter(stream)
+        self._bytes = 0
+        self._over = False  # at its end, or cut off
+        self._file: BinaryIO | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        record = self._record
-        with self._kept() as keep:
-            async for data in self._stream:
-                record.feed(data)
-                keep(data)
-                yield data
-            record.end()
-
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[Callable[[bytes], None]]:
-        """Where to write what arrives. A full disk costs the spare copy, not the answer."""
-        record, path = self._record, self._path
-        if path is None or record.spool is None:
-            yield lambda data: None
-            return
-        headers = {k: v for k, v in record.headers.items() if k in KEPT_HEADERS}
-        # The time is that of the headers for a stream, of the whole for the rest, near enough for a record of a kill.
-        head = {"status": record.status, "headers": headers, "seconds": time.monotonic() - self._started}
-        file: BinaryIO | None = None
-        with contextlib.suppress(OSError):
-            file = record.spool.create(path, head)
-
-        def keep(data: bytes) -> None:
-            nonlocal file
-            try:
-                if file:
-                    file.write(data)
-            except OSError:
-                file = None
-
-        try:
-            yield keep
-        finally:
-            if file:
-                with contextlib.suppress(OSError):
-                    file.close()
-                    if record.complete:
-                        record.spool.finish(path)
+        self._begin()
+        while (data := await self._next()) is not None:
+            yield data
 
     async def aclose(self) -> None:
         if self._pool:
             self._pool.active -= 1
             self._pool = None
-        await self._stream.aclose()
-        if self._path and not self._record.complete:
-            self._path.with_suffix(".part").unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(TimeoutError, httpx.HTTPError, RuntimeError):  # a RuntimeError: somebody is reading
+                async with asyncio.timeout(REST_SECONDS):
+                    while self._owed() and await self._next() is not None:
+                        pass
+        finally:
+            await self._stream.aclose()
+            self._close_file()
+
+    def _owed(self) -> bool:
+        """Whether the count of what is billed may still come."""
+        record = self._record
+        return record.streamed and not record.complete and bool(record.facts.finish_reason or record.facts.error)
+
+    async def _next(self) -> bytes | None:
+        """The next bytes; None at the end."""
+        if self._over:
+            return None
+        try:
+            data = await anext(self._chunks)
+            if self._unpack:
+                data = self._unpack(data, MOST_BYTES - self._bytes + 1)
+            self._bytes += len(data)
+            if self._bytes > MOST_BYTES:
+                raise httpx.RemoteProtocolError(f"the answer was left after {MOST_BYTES >> 20} MiB")
+        except StopAsyncIteration:
+            self._over = True
+            self._end()
+            return None
+        except BaseException as error:
+            self._over = True
+            self._record.cut = _said(error)
+            raise
+        record = self._record
+        if not record.complete:
+            record.feed(data)
+            self._keep(data)
+            if record.facts.done:  # nothing can follow, and connections may stay open for long
+                self._end()
+        return data
+
+    def _begin(self) -> None:
+        record, path = self._record, self._path
+        if self._file or record.complete or self._over or path is None or record.spool is None:
+            return
+        headers = {k: v for k, v in record.headers.items() if k in KEPT_HEADERS}
+        # The time is that of the headers for a stream, of the whole for the rest, near enough for a record of a kill.
+        head = {"status": record.status, "headers": headers, "seconds": time.monotonic() - self._started}
+        with contextlib.suppress(OSError):
+            self._file = record.spool.create(path, head)
+
+    def _keep(self, data: bytes) -> None:
+        """Write what arrived. A full disk costs the spare copy, not the answer."""
+        try:
+            if self._file:
+                self._file.write(data)
+        except OSError:
+            self._file = None
+            if self._path:
+                self._path.with_suffix(".part").unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        if not self._record.complete:
+            self._record.end()
+            self._close_file()
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is None or self._path is None or self._record.spool is None:
+            return
+        with contextlib.suppress(OSError):
+            file.close()
+            if self._record.complete:
+                self._record.spool.finish(self._path)
+            else:
+                self._path.with_suffix(".part").unlink(missing_ok=True)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+class _Unpacker:
+    """Undoes gzip or deflate, which some servers send without being asked; never more than the bytes that are wanted at a time.
+
+    What turns out to be packed in neither way is taken as it is: there are servers that only say so.
+    """
+
+    def __init__(self) -> None:
+        self._left = [zlib.decompressobj(zlib.MAX_WBITS | 32), zlib.decompressobj(-zlib.MAX_WBITS)]
+        self._begun = False
+
+    def __call__(self, data: bytes, most: int) -> bytes:
+        """Raises httpx.DecodingError for what is damaged."""
+        while self._left:
+            try:
+                found = self._left[0].decompress(data, most)
+            except zlib.error as error:
+                if self._begun:
+                    raise httpx.DecodingError(f"the answer cannot be unpacked: {error}") from error
+                del self._left[0]
+                continue
+            self._begun = self._begun or bool(found)
+            return found
+        return data
+
+
+def _unpacker(headers: httpx.Headers) -> _Unpacker | None:
+    """For a packed response, whose headers then say that it is not."""
+    if headers.get("content-encoding", "").strip().lower() not in ("gzip", "x-gzip", "deflate"):
+        return None
+    for name in ("content-encoding", "content-length"):
+        headers.pop(name, None)
+    return _Unpacker()

@@ -229,16 +229,22 @@ def _generator(config: Config, plan: Plan, run: Path) -> tuple[Any, dict[str, An
 
 
 def _spent(run: Path) -> dict[str, Spent]:
-    """By model, what the stored answers cost."""
+    """By model, what the stored answers cost, the calls included that were cut off and probably billed."""
     import polars as pl
 
     from pkb.generate.budget import Spent
 
-    billed = pl.col("usage").str.json_path_match("$.billed_tokens").cast(pl.Int64, strict=False)
+    def of_usage(path: str, kind: Any) -> pl.Expr:
+        return pl.col("usage").str.json_path_match(path).cast(kind, strict=False).sum()
+
     rows = (
         reader.scan(run, "generations")
         .group_by("model")
-        .agg(cost=pl.col("cost_usd").sum(), tokens=billed.sum(), calls=pl.len())
+        .agg(
+            cost=pl.col("cost_usd").sum() + of_usage("$.estimated_wasted.cost_usd", pl.Float64),
+            tokens=of_usage("$.billed_tokens", pl.Int64) + of_usage("$.estimated_wasted.tokens", pl.Int64),
+            calls=pl.len(),
+        )
     )
     return {row["model"]: Spent(row["cost"], row["tokens"], row["calls"]) for row in rows.collect().to_dicts()}
 

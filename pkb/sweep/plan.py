@@ -236,13 +236,14 @@ def _given_up(run: Path, keys: Sequence[AttemptKey]) -> set[AttemptKey]:
 
 
 def _paid(run: Path, keys: Sequence[AttemptKey]) -> frozenset[AttemptKey]:
-    """Those of them whose rows tell of tokens that the provider billed."""
+    """Those of them whose rows tell of tokens that the provider billed, or has probably billed."""
     import polars as pl
 
     from pkb.store import reader, rows
 
     if not keys:
         return frozenset()
-    billed = pl.col("usage").str.json_path_match("$.billed_tokens").cast(pl.Int64, strict=False)
-    frame = reader.scan(run, "generations").filter(billed > 0).select(*reader.KEY_COLUMNS)
+    paths = ("$.billed_tokens", "$.estimated_wasted.tokens")
+    billed = [pl.col("usage").str.json_path_match(path).cast(pl.Int64, strict=False) > 0 for path in paths]
+    frame = reader.scan(run, "generations").filter(pl.any_horizontal(billed)).select(*reader.KEY_COLUMNS)
     return frozenset(rows.key_of(row) for row in frame.collect().to_dicts()) & frozenset(keys)

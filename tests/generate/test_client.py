@@ -1,5 +1,6 @@
 """Outcomes of calls, against a real HTTP server."""
 
+import dataclasses
 import json
 
 import pytest
@@ -294,7 +295,41 @@ def test_nobody_listens():
         model = model_at(server)
     (found,) = ask(model)
     assert found.status is GenerationStatus.PROVIDER_ERROR
-    assert found.error.startswith("connection") and found.tries == 4
+    assert found.error.startswith("connection: ConnectError") and found.tries == 4
+
+
+def moved(status, to):
+    return Reply(status, {"location": to, "content-type": "text/plain"})
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+@pytest.mark.parametrize("status", [307, 308])
+def test_a_redirection_within_the_server_is_followed(status, provider, tmp_path):
+    with Server.replying(moved(status, "/v1/elsewhere"), answer()) as server:
+        model = dataclasses.replace(model_at(server), model=f"{provider}/m")
+        (found,) = ask(model, spool=tmp_path)
+    assert (found.status, found.answer, found.tries, len(server.requests)) == ("ok", CODE, 1, 2)
+    assert server.requests[1].body == server.requests[0].body
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+@pytest.mark.parametrize(("status", "to"), [(301, "/v1/a"), (302, "/v1/a"), (303, "/v1/a"), (307, "other"), (302, "")])
+def test_no_other_redirection_is_followed_and_the_model_is_stopped_with_advice(status, to, provider, tmp_path):
+    """To another server, the key could go along; and a question that is asked with GET is none."""
+    with Server.replying(answer()) as other:
+        where = f"{other.url}/x" if to == "other" else to
+        with Server.replying(moved(status, where)) as server:
+            model = dataclasses.replace(model_at(server), model=f"{provider}/m")
+            found = ask((model, 0), (model, 1), spool=tmp_path)
+    assert (len(server.requests), len(other.requests)) == (1, 0)
+    assert all(f.status is GenerationStatus.PROVIDER_ERROR for f in found)
+    assert "correct api_base" in found[0].error and (where or "nowhere") in found[0].error
+
+
+def test_redirections_in_a_circle_end():
+    with Server.replying(moved(307, "/v1/chat/completions")) as server:
+        (found,) = ask(model_at(server))
+    assert found.status is GenerationStatus.PROVIDER_ERROR and len(server.requests) < 30
 
 
 def test_missing_usage_is_estimated_and_its_cost_unknown():

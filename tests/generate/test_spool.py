@@ -54,14 +54,19 @@ def kept(folder, ending=""):
     return [p.name for p in folder.iterdir() if p.name != "identity" and p.name.endswith(ending)]
 
 
+LONG = CODE + "# and so on\n" * 10_000
+
+
 @pytest.mark.parametrize("streamed", ["", "1"], ids=["document", "stream"])
-def test_killed_between_answer_and_row(tmp_path, streamed):
-    with Server.replying(stream() if streamed else answer()) as server:
+@pytest.mark.parametrize("text", [CODE, LONG], ids=["short", "long"])
+def test_killed_between_answer_and_row(tmp_path, text, streamed):
+    pieces = [text[at : at + 1000] for at in range(0, len(text), 1000)]
+    with Server.replying(stream(pieces) if streamed else answer(text)) as server:
         killed = drive(server, tmp_path, streamed, "die")
         assert killed.returncode == -9, killed.stderr
         assert len(kept(tmp_path, ".http")) == len(server.requests) == 1
         again = drive(server, tmp_path, streamed)
-    assert again.stdout.split() == ["ok", "1", str(len(CODE)), "100", "req-1", "True"], again.stderr
+    assert again.stdout.split() == ["ok", "1", str(len(text)), "100", "req-1", "True"], again.stderr
     assert len(server.requests) == 1
     assert kept(tmp_path) == []
 
