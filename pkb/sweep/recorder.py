@@ -109,7 +109,8 @@ class Recorder:
                     raise HarnessError(f"cannot write to {self._store.path}: {error}") from error
                 if since is None:
                     since = time.monotonic()
-                    self._notice(f"the disk that holds {self._store.path} is full; waiting for room")
+                    if patience:
+                        self._notice(f"the disk that holds {self._store.path} is full; waiting for room")
                 if time.monotonic() - since >= patience:
                     raise HarnessError(
                         f"the disk that holds {self._store.path} is full; make room and run the same command to continue"

@@ -9,6 +9,7 @@ import pytest
 
 from pkb.errors import HarnessError
 from pkb.store import reader
+from pkb.store.writer import RunStore
 from pkb.sweep import judges
 from pkb.sweep.backend import ClusterLost, NodeLost
 from pkb.verdict import GenerationStatus, Verdict
@@ -370,6 +371,27 @@ def test_a_full_disk_tears_and_loses_no_line_of_the_logs(tmp_path, monkeypatch):
         stubs.sweep(tmp_path / "run", stubs.settings(), stubs.Generator(), stubs.Backend(always_correct))
     events = [json.loads(line) for log in (tmp_path / "run" / "logs").rglob("*.jsonl") for line in log.read_text().splitlines()]
     assert sorted(event["event"] for event in events) == ["generated"] * 12 + ["judged"] * 12
+
+
+def test_at_the_end_of_a_session_nobody_is_told_to_wait_for_a_full_disk(tmp_path, monkeypatch):
+    from pkb.sweep import recorder
+
+    def no_room(path, text):
+        raise OSError(28, "No space left on device")
+
+    async def play():
+        with RunStore(tmp_path) as store:
+            written = recorder.Recorder(store, notices.append)
+            waiting = asyncio.create_task(written.event("session", state="started"))
+            await asyncio.sleep(0)
+            with pytest.raises(HarnessError, match="full"):
+                await written.drain()
+            waiting.cancel()
+
+    notices = []
+    monkeypatch.setattr(recorder, "append_whole", no_room)
+    asyncio.run(play())
+    assert notices == []
 
 
 def test_a_disk_that_stays_full_ends_the_session_and_the_next_one_completes_it(tmp_path, monkeypatch):
