@@ -292,6 +292,13 @@ def kill_when_it_rests(node, victim, seconds=30.0):
     os.kill(victim, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("end, killed", [("os.kill(os.getpid(), 9)", True), ("os._exit(9)", None), ("raise OSError", None)])
+def test_a_rank_that_was_killed_is_told_from_one_that_ended(node, end, killed):
+    """Nobody can tell who sent a SIGKILL; a sweep therefore judges such a candidate once more."""
+    found = node.judge(f"import os\ndef solution(tensor):\n    {end}", 1, "evaluation.trials=1")
+    assert (found.verdict, found.extra.get("killed")) == (Verdict.RUNTIME_ERROR, killed)
+
+
 def test_a_spare_group_that_died_is_replaced(node, allreduce):
     node.judge(allreduce, 1, "evaluation.trials=1")
     spare = node.evaluator._spare.result()
