@@ -92,12 +92,10 @@ class RayBackend:
         and a cluster without tokens does not work with a process that has one. So one is presented only if it does not go without.
         """
         try:
-            reader = await self._start()
-        except UserError:
-            if not self._config.cluster.address or not _has_token():
-                raise
-            self._authentication = {"RAY_AUTH_MODE": "token"}
-            reader = await self._start()
+            reader = await self._start_with_token_if_need_be()
+        except HarnessError as error:  # it died while it started, as it may later
+            self._notice(f"{error}; trying once more")
+            reader = await self._start_with_token_if_need_be()
         self._keeping = asyncio.create_task(self._keep(reader))
 
     async def nodes(self) -> AsyncIterator[RayNode]:
@@ -147,6 +145,15 @@ class RayBackend:
             self._waiting.pop(number, None)
 
     # -- the other process -------------------------------------------------------------------------------------------
+
+    async def _start_with_token_if_need_be(self) -> asyncio.StreamReader:
+        try:
+            return await self._start()
+        except UserError:
+            if not self._config.cluster.address or not _has_token():
+                raise
+            self._authentication = {"RAY_AUTH_MODE": "token"}
+            return await self._start()
 
     async def _start(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
