@@ -87,11 +87,14 @@ def line(s: Mapping[str, Any]) -> str:
     """A snapshot in one line."""
     stages = ", ".join(f"{name} {s['stages'][name]}" for name in STAGES)
     ready = sum(n["state"] == "ready" for n in s["nodes"].values())
+    nodes = f"{ready}/{len(s['nodes'])} nodes" + (f" {s['utilisation']:.0%} busy" if s["utilisation"] is not None else "")
+    if not s["nodes"]:
+        nodes = "connecting to Ray" if s["state"] == "starting" else "no node yet"
     parts = [
         f"{s['done']}/{s['total']} judged",
         f"{s['failed']} failed" if s["failed"] else "",
         stages,
-        f"{ready}/{len(s['nodes'])} nodes" + (f" {s['utilisation']:.0%} busy" if s["utilisation"] is not None else ""),
+        nodes,
         f"{60 * s['per_second']:.1f}/min" if s["per_second"] else "",
         f"{duration(s['seconds_left'])} left" if s["seconds_left"] is not None else "",
         f"${s['cost_usd']:.2f}" if s["cost_usd"] else "",

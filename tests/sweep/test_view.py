@@ -48,6 +48,14 @@ def test_one_line_says_how_far_how_fast_and_how_long():
     assert "1/2 nodes" in text and "0.6/min" in text and "left" in text
 
 
+def test_one_line_says_what_is_waited_for_at_the_start():
+    progress = Progress()
+    progress.begin("fast-model", 10, 4)
+    assert view.line(progress.snapshot()).endswith("| connecting to Ray")
+    progress.state = "running"
+    assert view.line(progress.snapshot()).endswith("| no node yet")
+
+
 def test_the_live_table_shows_models_stages_verdicts_and_what_ails_a_node():
     console = Console(file=io.StringIO(), width=160, record=True)
     console.print(view.table(busy_sweep().snapshot()))
