@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,8 @@ from pkb.store.schema import SCHEMA_VERSION, TABLES
 
 #: A journal also becomes a part at this size, so that long answers cannot fill the memory.
 JOURNAL_BYTES = 64 * 2**20
+#: Whoever asks who is writing (``pkb status``) holds the lock for an instant; that is no writer.
+GLANCE_SECONDS = 0.5
 
 
 class RunStore:
@@ -244,17 +247,26 @@ def read_journal(path: Path) -> tuple[list[Row], int]:
     return rows, size
 
 
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        return False
+    return True
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + GLANCE_SECONDS
+    while not (held := _try_lock(descriptor)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if not held:
         holder = os.read(descriptor, 200).decode(errors="replace").strip()
         os.close(descriptor)
         raise UserError(
             f"{path.parent} is being written by {holder or 'another process'}; wait for it or stop it, "
             f"and watch it with: pkb status {path.parent}"
-        ) from None
+        )
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return descriptor

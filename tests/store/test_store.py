@@ -190,6 +190,17 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path):
     RunStore(tmp_path).close()
 
 
+def test_a_look_at_who_is_writing_keeps_no_writer_out(tmp_path):
+    import fcntl
+    import threading
+
+    RunStore(tmp_path).close()
+    with open(tmp_path / ".lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        RunStore(tmp_path).close()
+
+
 def test_a_full_disk_keeps_what_was_acknowledged_and_lets_the_call_be_repeated(tmp_path, monkeypatch):
     real, room = os.write, 3000
 
