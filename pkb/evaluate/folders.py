@@ -32,7 +32,7 @@ def claim(prefix: str, within: Path | None = None) -> tuple[Path, int]:
 
 def release(folder: Path, descriptor: int) -> None:
     """Remove the folder and let go of its lock."""
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
@@ -45,7 +45,18 @@ def _remove_if_left(folder: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """The lock goes last: by it the next one finds what is left when this is killed half way."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != LOCK:
+                os.unlink(entry.path)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
