@@ -179,7 +179,8 @@ class Client:
                 self._spool.note(question.name, calls.asked(model, arguments))
             wasted = len(question.wasted)
             started = time.monotonic()
-            with exchange(question.name, self._spool, lane.carried) as record:
+            idle = model.idle_seconds
+            with exchange(question=question.name, spool=self._spool, carried=lane.carried, idle_seconds=idle) as record:
                 self.under_way += 1
                 try:
                     answer = await self._ask(question, record, arguments)

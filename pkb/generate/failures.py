@@ -53,6 +53,10 @@ class Failure(Exception):
     status: int = 0
     retry_after: float | None = None
 
+    def __post_init__(self) -> None:
+        # Providers' words end up on terminals: no control sequences, no reversed text.
+        self.message = "".join(c if c.isprintable() else "\ufffd" for c in self.message)
+
     def __str__(self) -> str:
         status = f" (HTTP {self.status})" if self.status else ""
         return f"{self.kind.value}{status}: {self.message}"

@@ -34,7 +34,7 @@ CONNECT_SECONDS = 30.0
 POOL_SIZE = 8
 #: Bytes of a response; a longer one is no answer, and is left.
 MOST_BYTES = 128 * 2**20
-#: Seconds for the rest of a stream that its reader leaves after an end that says it failed: the count of what is billed follows it.
+#: Seconds for what follows an end, or an error, in a stream: the count of what is billed.
 REST_SECONDS = 5.0
 KEPT_HEADERS = ("content-type", "content-encoding", "x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 _STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -47,12 +47,14 @@ class Exchange:
 
     question: names the question in the spool; empty: nothing is kept. request: the JSON body as sent, without the conversation
     itself. status: of HTTP, 0 before there is one. body: of a response that is not a stream; events: of one that is.
-    carried: the provider's requests are known to pass through our transport. replayed: the response came from the spool.
+    carried: the provider's requests are known to pass through our transport. idle_seconds: the longest silence of a stream.
+    replayed: the response came from the spool.
     """
 
     question: str = ""
     spool: Spool | None = None
     carried: bool = True
+    idle_seconds: float = 60.0
     url: str = ""
     request: dict[str, Any] = field(default_factory=dict)
     requests: int = 0
@@ -131,9 +133,9 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def exchange(question: str = "", spool: Spool | None = None, carried: bool = True) -> Iterator[Exchange]:
-    """Record the one request that the block makes."""
-    record = Exchange(question=question, spool=spool, carried=carried)
+def exchange(**settings: Any) -> Iterator[Exchange]:
+    """Record the one request that the block makes; settings: the first fields of Exchange."""
+    record = Exchange(**settings)
     token = _current.set(record)
     try:
         yield record
@@ -254,17 +256,24 @@ class _Tee(httpx.AsyncByteStream):
             self._pool = None
         try:
             with contextlib.suppress(TimeoutError, httpx.HTTPError, RuntimeError):  # a RuntimeError: somebody is reading
-                async with asyncio.timeout(REST_SECONDS):
-                    while self._owed() and await self._next() is not None:
-                        pass
+                await self._rest()
         finally:
             await self._stream.aclose()
             self._close_file()
 
-    def _owed(self) -> bool:
-        """Whether the count of what is billed may still come."""
-        record = self._record
-        return record.streamed and not record.complete and bool(record.facts.finish_reason or record.facts.error)
+    async def _rest(self) -> None:
+        """Read on where a reader gives up a stream: litellm does so at events that it cannot take, and at an end that says it
+        failed, which the count of what is billed follows. All of it is paid for. Not when the call itself was given up.
+        """
+        record, task = self._record, asyncio.current_task()
+        if not record.streamed or record.status != 200 or (task and task.cancelling()):
+            return
+        over_at: float | None = None
+        while not (record.complete or self._over):
+            if over_at is None and (record.facts.finish_reason or record.facts.error is not None):
+                over_at = time.monotonic() + REST_SECONDS
+            async with asyncio.timeout(record.idle_seconds if over_at is None else over_at - time.monotonic()):
+                await self._next()
 
     async def _next(self) -> bytes | None:
         """The next bytes; None at the end."""

@@ -364,6 +364,23 @@ def test_no_key_in_anything_that_is_kept(reply, tmp_path, caplog, capfd):
     assert KEY not in kept
 
 
+def test_no_control_sequence_of_a_provider_reaches_a_terminal():
+    with Server.replying(error(401, "bad \x1b[2J\x07 \u202ekey \ud800 \xe9")) as server:
+        (found,) = ask(model_at(server))
+    assert found.error == "access (HTTP 401): bad \ufffd[2J\ufffd \ufffdkey \ufffd \xe9"
+    assert found.usage["failed_tries"][0]["message"].isprintable()
+
+
+def test_answers_under_way_are_kept_when_the_key_is_revoked_meanwhile():
+    def script(request):
+        return error(401, "revoked", "invalid_api_key") if request.number == 4 else json_reply(completion(), before=1.5)
+
+    with Server(script) as server:
+        found = ask(*[(model_at(server, max_parallel=5), i) for i in range(12)])
+    assert sorted(f.status for f in found) == ["ok"] * 4 + ["provider_error"] * 8
+    assert len(server.requests) == 5 and all(f.cost_usd for f in found if f.status == "ok")
+
+
 def test_a_conversation_is_sent_whole():
     import asyncio
 

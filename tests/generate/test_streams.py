@@ -74,6 +74,37 @@ def test_an_answer_in_any_form_is_whole_and_bought_once(form, provider):
     assert not found.usage["estimated"] and found.cost_usd == pytest.approx(ONCE)
 
 
+CHOKING = [
+    {"choices": 5},
+    {"choices": [5]},
+    {"choices": [{"index": 0, "delta": 5}]},
+    {"choices": [], "usage": {"prompt_tokens": 1.5, "completion_tokens": 2}},
+    {"choices": [{"index": 0, "delta": {"content": "", "annotations": 5}}]},
+]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("event", CHOKING, ids=range(len(CHOKING)))
+def test_an_event_that_the_client_library_chokes_on_does_not_cost_the_answer(event, provider):
+    """Each of these makes litellm give up the stream, for one of the providers at least."""
+    reply = stream(PIECES[:2], extra=(event, *PARTS[2:]), pause=0.02)
+    with Server.replying(reply) as server:
+        (found,) = ask(streaming(server, provider))
+    assert (found.status, found.answer, found.tries, found.usage["billed_tokens"]) == ("ok", CODE, 1, 140)
+    assert not server.requests[0].left_early
+
+
+def test_a_stream_that_the_client_library_has_left_is_not_waited_for_longer_than_any_other():
+    reply = stream(PIECES[:2], None, None, extra=(CHOKING[1],), done=False, then="stall")
+    with Server.replying(reply, GOOD) as server:
+        silent, late = ask(
+            streaming(server, name="silent", idle_seconds=0.5),
+            streaming(server, name="late", timeout_seconds=0.7),
+            config=faster(),
+        )
+    assert all(f.status == "ok" and f.tries <= 2 for f in (silent, late))
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["document", "stream"])
