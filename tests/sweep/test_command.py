@@ -131,3 +131,31 @@ def test_what_a_run_directory_or_a_model_forbids_is_said_before_anything_is_writ
         code, out, err = finish(pkb("sweep", *arguments))
         assert code == 2 and named in err and len(err.splitlines()) == 1 and out == "", (arguments, err)
     assert not (tmp_path / "new").exists() and len(list((tmp_path / "thesis").iterdir())) == 1
+
+
+def test_what_earlier_sessions_spent_includes_calls_that_were_cut_off(tmp_path):
+    from pkb.records import AttemptKey, Generation
+    from pkb.store.rows import generation_row
+    from pkb.store.writer import RunStore
+    from pkb.sweep import command, plan
+    from pkb.verdict import GenerationStatus
+
+    def row(attempt, status, cost, **usage):
+        key = AttemptKey("run", "m", "001_allreduce", attempt)
+        return generation_row(Generation(key, status, "p", "h", cost_usd=cost, usage=usage))
+
+    cut = {"tokens": 50, "cost_usd": 0.5}
+    rows = [
+        row(0, GenerationStatus.OK, 1.0, billed_tokens=100),
+        row(1, GenerationStatus.OK, 2.0, billed_tokens=200, estimated_wasted=cut),
+        row(2, GenerationStatus.PROVIDER_ERROR, None, billed_tokens=0, estimated_wasted=cut),
+        row(3, GenerationStatus.PROVIDER_ERROR, None, billed_tokens=0, estimated_wasted={"tokens": 0, "cost_usd": None}),
+    ]
+    with RunStore(tmp_path) as store:
+        store.append("generations", rows)
+    spent = command._spent(tmp_path)["m"]
+    assert (spent.cost_usd, spent.tokens, spent.calls) == (4.0, 400, 4)
+    made = plan.make(tmp_path, "run", ["m"], ["001_allreduce"], 4)
+    # Both are asked again; the row that tells of money stays until then.
+    assert [key.attempt for key in made.retry_generations] == [3]
+    assert [key.attempt for key in made.to_generate("m")] == [2, 3]
