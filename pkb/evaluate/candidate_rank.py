@@ -56,7 +56,8 @@ class Contestant:
         self.seat, self.link, self.scratch = seat, link, request["sandbox"]["scratch"]
         self.solve: Callable[..., Any] = lambda *inputs: None
         self.sets: list[list[Any]] = []
-        self.done: list[tuple[Any, list[Any]]] = []  # (output, inputs afterwards) of each call of the last block
+        self.done: list[tuple[Any, Any]] = []  # (output, inputs afterwards) of each call of the last block
+        self.rooms: dict[int, torch.Tensor] | None = None  # memory for tables, where sets are veiled
         self.account = traffic.Account()
         traffic.install(self.account)
 
@@ -133,10 +134,14 @@ class Contestant:
         """What torch.distributed was asked to move since this was last asked."""
         return self.account.take()
 
-    def do_sets(self) -> dict[str, Any]:
-        """Receive the input sets of the next blocks, in place of the last ones."""
+    def do_sets(self, veiled: bool = False) -> dict[str, Any]:
+        """Receive the input sets of the next blocks, in place of the last ones; veiled: they can be read only when their keys come."""
         self._forget()
-        self.sets = self.seat.ready_together(wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"])
+        self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
+        if veiled:
+            self.rooms = table.rooms(self.sets, self.seat.device)
+        else:
+            self.sets = self.seat.ready_together(self.sets)
         self.seat.synchronize()
         return {"sets": len(self.sets)}
 
@@ -152,9 +157,14 @@ class Contestant:
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
         solve = self.solve if place is None else Chain(self.solve, place, changed)
-        nanoseconds, outputs = self.seat.block(solve, chosen, copy)
-        self.done = list(zip(outputs, chosen, strict=True))
+        nanoseconds, self.done = self.seat.block(solve, chosen, copy, self.rooms)
         return {"ns": nanoseconds}
+
+    def do_steps(self, copy: bool, changed: list[int]) -> dict[str, Any]:
+        """One call on each of the veiled sets, as soon as its key is there."""
+        assert self.rooms is not None
+        spent, total, self.done = self.seat.steps(self.solve, self.sets, copy, self.rooms, changed)
+        return {"ns": sum(spent), "each": spent, "sum": total}
 
     def do_answers(self, calls: list[int], changed: list[int]) -> dict[str, Any]:
         """Hand over these calls' answers, and say whether outputs of the block shared memory.
@@ -177,7 +187,7 @@ class Contestant:
 
     def _forget(self) -> None:
         """Let go of input sets and of the answers to them."""
-        self.sets, self.done = [], []
+        self.sets, self.done, self.rooms = [], [], None
 
     def do_profile(self, warmup: int) -> dict[str, Any]:
         """Call once on each input set, after the first ``warmup`` under torch.profiler; leave the trace in this rank's folder."""

@@ -226,12 +226,30 @@ class RankGroup:
             self.awaited = set(range(self.world_size))
         return [replies[r] for r in range(self.world_size)]
 
-    def go(self, deadline_s: float) -> tuple[int, list[dict[str, Any]]]:
-        """Release ranks that wait at the start of a block; returns (when, on the parent's clock in ns, and their replies)."""
+    def go(self, deadline_s: float, keys: Sequence[Sequence[int]] = ()) -> tuple[int, list[dict[str, Any]]]:
+        """Release ranks that wait at the start of a block; returns (when, on the parent's clock in ns, and their replies).
+
+        keys: by rank, those of veiled input sets.
+        """
         self.replies(deadline_s, expect="armed")
         start = time.perf_counter_ns()
-        self._send_all({"go": True})
+        self._send_all({"go": True}, **({"keys": keys} if keys else {}))
         return start, self.replies(deadline_s, expect="ns")
+
+    def step(self, deadline_s: float, keys: Sequence[Sequence[int]]) -> tuple[int, list[list[Any]], list[dict[str, Any]]]:
+        """Give ranks their keys (by rank) one after the other, each for what they say of the call before.
+
+        Returns (when they had the first, on the parent's clock in ns; by rank, what was said for each further key; their replies).
+        """
+        said: list[list[Any]] = [[] for _ in range(self.world_size)]
+        start = 0
+        for i, key in enumerate(zip(*keys, strict=True)):
+            armed = self.replies(deadline_s, expect="armed")
+            for of_rank, reply in zip(said, armed if i else [], strict=bool(i)):
+                of_rank.append(reply.get("sum"))
+            start = start or time.perf_counter_ns()
+            self._send_all({}, key=key)
+        return start, said, self.replies(deadline_s, expect="ns")
 
     def signal(self, number: int) -> None:
         """Signal every process of the group (SIGSTOP, SIGCONT) and wait until it is done."""
@@ -319,10 +337,10 @@ class RankGroup:
             self._raise_death(rank)
             raise AssertionError from None
 
-    def _send_all(self, message: Mapping[str, Any]) -> None:
+    def _send_all(self, message: Mapping[str, Any], **by_rank: Sequence[Any]) -> None:
         for rank, control in enumerate(self.controls):
             try:
-                wire.send_message(control, **message)
+                wire.send_message(control, **message, **{name: of_rank[rank] for name, of_rank in by_rank.items()})
             except OSError:
                 self._raise_death(rank)
 

@@ -19,6 +19,7 @@ from pkb import problem as problems
 from pkb import table, tree
 from pkb.evaluate import chain, compare, diagnose, wire
 from pkb.evaluate.seat import Seat, meet, sums_of
+from pkb.evaluate.veil import veiled
 
 CACHE_BYTES = 4 << 30
 #: An answer may be this many times as large as what is expected, plus a slack, before it is refused unread.
@@ -55,7 +56,8 @@ class Bench:
         self.solve: Callable[..., Any] = lambda *inputs: None
         self.sets: list[list[Any]] = []
         self.draws: list[tuple[int, str]] = []  # (trial, key) of each set
-        self.done: list[tuple[Any, list[Any]]] = []  # (output, inputs afterwards) of each call of the last block
+        self.done: list[tuple[Any, Any]] = []  # (output, inputs afterwards) of each call of the last block
+        self.rooms: dict[int, torch.Tensor] | None = None  # memory for tables, where the timed sets are veiled
         self.latest: Any = None  # the last output of that block
         self.theirs: list[tuple[Any, list[Any]]] = []
         self.calls: list[diagnose.Call] = []  # those judged last, in order: what a diagnosis needs
@@ -136,14 +138,22 @@ class Bench:
         self.calls = [diagnose.Call(expected[index], *answers[call]) for call, index in enumerate(order)]
         return {**worst[1].as_dict(), "call": worst[0], "trial": trials[order[worst[0]]]}
 
-    def do_sets(self, first: int, keys: list[str], send: bool) -> dict[str, Any]:
-        """Draw fresh input sets for timed calls, keep them in place of the last ones, and send them to the counterpart."""
-        self.sets, self.done, self.theirs = [], [], []  # before there are others
+    def do_sets(self, first: int, keys: list[str], send: bool, veils: list[int] | None = None) -> dict[str, Any]:
+        """Draw fresh input sets for timed calls, keep them in place of the last ones, and send them to the counterpart.
+
+        veils: keys without which neither side can read them.
+        """
+        self.sets, self.done, self.theirs, self.rooms = [], [], [], None  # before there are others
         self.draws = [(first + i, key) for i, key in enumerate(keys)]
         drawn = [self._draw(trial, key) for trial, key in self.draws]
+        if veils is not None:
+            drawn = [veiled(inputs, veil, self.seat.device) for inputs, veil in zip(drawn, veils, strict=True)]
         if send:
             wire.send_tree(self._link(), {"sets": drawn})
-        self.sets = self.seat.ready_together(drawn)
+        if veils is None:
+            self.sets = self.seat.ready_together(drawn)
+        else:
+            self.sets, self.rooms = drawn, table.rooms(drawn, self.seat.device)
         self.seat.synchronize()
         return {"bytes": sum(t.nbytes for s in drawn for t in tree.tensors(s) if not t.is_sparse)}
 
@@ -152,9 +162,15 @@ class Bench:
         chosen = [self.sets[(first + i) % len(self.sets)] for i in range(count)]
         if renew:
             chosen = [self.seat.ready(tree.clone(s)) for s in chosen]
-        nanoseconds, outputs = self.seat.block(self.solve, chosen, copy)
-        self.done, self.latest = list(zip(outputs, chosen, strict=True)), outputs[-1]
+        nanoseconds, self.done = self.seat.block(self.solve, chosen, copy, self.rooms)
+        self.latest = self.done[-1][0]
         return {"ns": nanoseconds}
+
+    def do_steps(self, copy: bool, changed: list[int]) -> dict[str, Any]:
+        """What the counterpart does on its veiled sets, on this rank's own; keep the answers."""
+        assert self.rooms is not None
+        spent, total, self.done = self.seat.steps(self.solve, self.sets, copy, self.rooms, changed)
+        return {"ns": sum(spent), "each": spent, "sum": total}
 
     def do_between(self, place: int, changed: list[int]) -> dict[str, Any]:
         """Time what passes between the calls of a chain, alone: once on each set, with an answer of the last block."""

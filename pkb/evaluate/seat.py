@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from pkb import table, tree
 from pkb.evaluate import wire
+from pkb.evaluate.veil import lifted
 
 #: Limits inside torch.distributed are far beyond any build or stage: only the stage's own deadline ends a group.
 FOREVER = datetime.timedelta(hours=12)
@@ -66,23 +67,59 @@ class Seat:
             self._scrub = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._scrub.fill_(1)
 
-    def block(self, solve: Callable[..., Any], sets: Sequence[Sequence[Any]], copy: bool) -> tuple[int, list[Any]]:
+    def lift(self, given: Sequence[Any], key: int, rooms: dict[int, torch.Tensor]) -> list[Any]:
+        """An input set that came veiled, as ``solution`` takes it; rooms: memory for its tables."""
+        return self.ready(lifted(given, key, self.device), rooms)
+
+    def block(
+        self, solve: Callable[..., Any], sets: Sequence[Sequence[Any]], copy: bool, rooms: dict[int, torch.Tensor] | None = None
+    ) -> tuple[int, list[tuple[Any, Sequence[Any]]]]:
         """Call ``solve`` once on each input set, back to back, from the parent's go on.
 
-        copy: outputs are copied in stream order, because they share memory from call to call. Returns (nanoseconds from go until
-        the device has nothing left to do, every call's outputs).
+        copy: outputs are copied in stream order, because they share memory from call to call. rooms: sets are veiled, their keys
+        come with the go, and these are their tables'. Returns (nanoseconds from go, and from when all sets are lifted, until the
+        device has nothing left to do; every call's output and inputs).
         """
         self.flush()
         self.synchronize()
         wire.send_message(self.control, armed=True)
-        wire.receive_message(self.control)
+        go = wire.receive_message(self.control)
+        if rooms is not None:
+            sets = [self.lift(given, key, rooms) for given, key in zip(sets, go["keys"], strict=True)]
+            self.synchronize()
         outputs = []
         start = time.perf_counter_ns()
         for inputs in sets:
             output = solve(*inputs)
             outputs.append(tree.clone(output) if copy else output)
         self.synchronize()
-        return time.perf_counter_ns() - start, outputs
+        return time.perf_counter_ns() - start, list(zip(outputs, sets, strict=True))
+
+    def steps(
+        self,
+        solve: Callable[..., Any],
+        sets: Sequence[Sequence[Any]],
+        copy: bool,
+        rooms: dict[int, torch.Tensor],
+        changed: Sequence[int],
+    ) -> tuple[list[int], int, list[tuple[Any, Sequence[Any]]]]:
+        """Call ``solve`` on each veiled input set as soon as its key comes, for which the parent wants the sum of the answer before.
+
+        Returns (nanoseconds within each call, the last answer's sum, each call's output and inputs).
+        """
+        spent, total = list[int](), 0
+        done: list[tuple[Any, Sequence[Any]]] = []
+        for given in sets:
+            wire.send_message(self.control, armed=True, sum=total)
+            inputs = self.lift(given, wire.receive_message(self.control)["key"], rooms)
+            self.synchronize()
+            start = time.perf_counter_ns()
+            output = solve(*inputs)
+            self.synchronize()
+            spent.append(time.perf_counter_ns() - start)
+            total = int(sum_of(output, inputs, changed))
+            done.append((tree.clone(output) if copy else output, inputs))
+        return spent, total, done
 
 
 def sums_of(answers: Sequence[tuple[Any, Sequence[Any]]], changed: Sequence[int]) -> list[int]:

@@ -25,9 +25,10 @@ from typing import Any
 from pkb.config import EvaluationConfig
 from pkb.evaluate.ranks import GroupFailed, RankGroup
 from pkb.evaluate.stats import median_interval
+from pkb.evaluate.veil import KEY_BITS
 from pkb.problem import TIMING_TRIAL
 
-PROTOCOL = 7
+PROTOCOL = 8
 #: Before a block: on a busy machine, processes that have just worked are slower at first, and reference ranks have, on the inputs.
 REST_SECONDS = {"cpu": 0.01, "cuda": 0.0}
 BLOCK_SECONDS = 0.02  # long against the start of a block, short against drifting clocks
@@ -36,6 +37,7 @@ MOST_SETS = 64
 JUDGED = 2  # calls of a block whose answers are judged
 CHAINED = 16  # calls of a chain, at most
 CHAINS = 3  # after pairs of blocks that are drawn
+JUDGED_BYTES = 64 << 20  # of a chain under veils all calls are judged whose sets and answers take no more
 CHARGED = (
     1.25  # what the reference's blocks hide as a rule is taken this many times; what the candidate's hide beyond is its time
 )
@@ -70,6 +72,7 @@ class Blocks:
     candidate: RankGroup
     deadline_s: float
     changed: list[int]  # inputs that the problem changes, by position
+    veils: list[list[int]] = field(default_factory=list)  # keys of the sets, by rank, where they are veiled
     copy: bool = False  # outputs are copied in stream order
     ran: int = 0  # calls of the candidate so far
 
@@ -84,24 +87,46 @@ class Blocks:
         if place is not None:
             chained = {"place": place, "changed": self.changed}
             command = {"do": "between", **chained} if side == "reference" else {**command, **chained}
-        if side == "reference":
-            self.candidate.signal(signal.SIGSTOP)
         sums: list[list[int]] = []
-        try:
+        with self._alone(side):
             group.tell(**command)
-            start, replies = group.go(self.deadline_s)
+            start, replies = group.go(self.deadline_s, [of_rank[:count] for of_rank in self.veils])
             if commit:
                 told = group.ask(self.deadline_s, do="commit", changed=self.changed)
             seen = time.perf_counter_ns() - start
             if commit:
                 sums = [_sums(group, rank, reply, count) for rank, reply in enumerate(told)]
-        finally:
-            if side == "reference":
-                self.candidate.signal(signal.SIGCONT)
         if side == "candidate":
             self.ran += count
         own = max(_nanoseconds(group, rank, reply) for rank, reply in enumerate(replies))
         return Block(own / 1e9, seen / 1e9, sums)
+
+    def step(self, side: str, count: int) -> Steps:
+        """``count`` calls, each on a set that the side can read only when it has named the sum of the answer before."""
+        group = self.reference if side == "reference" else self.candidate
+        with self._alone(side):
+            group.tell(do="steps", copy=self.copy, changed=self.changed)
+            start, said, replies = group.step(self.deadline_s, [of_rank[:count] for of_rank in self.veils])
+            seen = time.perf_counter_ns() - start
+        if side == "candidate":
+            self.ran += count
+        told = [{"sums": [*before, reply.get("sum")]} for before, reply in zip(said, replies, strict=True)]
+        sums = [_sums(group, rank, reply, count) for rank, reply in enumerate(told)]
+        each = [_each(group, rank, reply, count) for rank, reply in enumerate(replies)]
+        call = statistics.median(max(of_call) for of_call in zip(*each, strict=True))
+        own = sum(max(of_call) for of_call in zip(*each, strict=True))
+        return Steps(call / 1e9, (seen - own) / 1e9, sums)
+
+    @contextmanager
+    def _alone(self, side: str) -> Iterator[None]:
+        """Within the context the candidate stands still, if this is the reference's turn."""
+        if side == "reference":
+            self.candidate.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if side == "reference":
+                self.candidate.signal(signal.SIGCONT)
 
     def hand_over(self, calls: Sequence[int]) -> None:
         """Have the candidate hand these calls' answers of its last block to the reference ranks."""
@@ -119,6 +144,15 @@ class Block:
 
     own: float
     seen: float
+    sums: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Calls under veils: seconds of the median call on its slowest rank, what passed beyond all calls, and the answers' sums by rank."""
+
+    call: float
+    gap: float
     sums: list[list[int]]
 
 
@@ -152,6 +186,14 @@ def _nanoseconds(group: RankGroup, rank: int, reply: dict[str, Any]) -> int:
     return max(1, said)
 
 
+def _each(group: RankGroup, rank: int, reply: dict[str, Any], count: int) -> list[int]:
+    """What a rank says each of its calls took (ns)."""
+    said = reply.get("each")
+    if not isinstance(said, list) or len(said) != count:
+        raise GroupFailed("lost", rank, f"rank {rank} broke the protocol", role=group.role)
+    return [_nanoseconds(group, rank, {"ns": x}) for x in said]
+
+
 def measure(
     reference: RankGroup,
     candidate: RankGroup,
@@ -181,17 +223,20 @@ def measure(
         yield
         spent[name] += time.monotonic() - start
 
-    def fresh(count: int) -> None:
+    def fresh(count: int, veiled: bool = place is None) -> None:
         nonlocal drawn
         trial = TIMING_TRIAL + drawn
         drawn += count
-        candidate.tell(do="sets")
-        reference.ask(limits.timing_seconds, do="sets", first=trial, keys=[key_of(trial + i) for i in range(count)], send=True)
+        keys = [key_of(trial + i) for i in range(count)]
+        blocks.veils = [[secret.getrandbits(KEY_BITS) for _ in keys] for _ in range(reference.world_size)] if veiled else []
+        candidate.tell(do="sets", veiled=veiled)
+        by_rank = (lambda rank: {"veils": blocks.veils[rank]}) if veiled else None
+        reference.ask(limits.timing_seconds, by_rank, do="sets", first=trial, keys=keys, send=True)
         candidate.replies(limits.timing_seconds)
 
     most = max(2, min(MOST_SETS, SETS_BYTES[device] // max(1, set_bytes)))
     with part("sets"):
-        fresh(min(8, most))
+        fresh(min(8, most), veiled=False)
     with part("warmup"):
         per_call = {side: _warm(blocks, side, min(8, most), settings) for side in ("candidate", "reference")}
     wanted = max(math.ceil(timing.iterations / timing.blocks), math.ceil(BLOCK_SECONDS / max(per_call.values(), default=1e-3)))
@@ -228,7 +273,7 @@ def measure(
         detail = f"a timed call was answered wrongly: {found['detail']}"
         return Timing(0, 0, 0, 0, 0, len(counts), sum(counts), wrong=detail, wrong_call=int(found["call"]))
 
-    chained = secret.sample(range(timing.blocks), min(CHAINS, timing.blocks)) if place is not None and most > 1 else []
+    chained = secret.sample(range(timing.blocks), min(CHAINS, timing.blocks)) if most > 1 else []
     for pair in range(timing.blocks):
         if pair >= 3 and time.monotonic() > end:
             break
@@ -253,6 +298,20 @@ def measure(
         count = max(2, min(count, secret.randint(CHAINED - CHAINED // 4, CHAINED)))
         with part("sets"):
             fresh(count)
+        if place is None:
+            steps = {}
+            for side in ("reference", "candidate"):
+                with part("rest"):
+                    time.sleep(REST_SECONDS[device])
+                with part("chains"):
+                    steps[side] = blocks.step(side, count)
+            judged = list(range(count)) if count * set_bytes <= JUDGED_BYTES else sorted(secret.sample(range(count), JUDGED))
+            with part("judge"):
+                blocks.hand_over(judged)
+            chains.append(_stepped(steps["reference"], steps["candidate"], count, statistics.median(took["reference"])))
+            if found := judge(judged, steps["candidate"].sums):
+                return wrong(found)
+            continue
         between = timed("reference", count, place)
         block = timed("candidate", count, place)
         last = secret.randrange(1, count)  # at least one that depends on another
@@ -298,6 +357,15 @@ def measure(
             "seconds": {k: round(v, 3) for k, v in spent.items()},
         },
     )
+
+
+def _stepped(reference: Steps, candidate: Steps, count: int, usual: float) -> Chained:
+    """Calls under veils as a chain of ``count`` calls. usual: seconds of a reference's call in a plain block.
+
+    Ranks that start each call anew wait for each other: how much longer a call takes so, the reference tells.
+    """
+    hidden = max(0.0, candidate.gap - CHARGED * reference.gap)
+    return Chained(candidate.call * count + hidden, 0.0, max(0.0, reference.call - usual) * count, count)
 
 
 def _weigh(
