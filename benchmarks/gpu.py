@@ -42,6 +42,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", default="default")
     parser.add_argument("--steps", default=",".join(STEPS), help="which, in this order")
     parser.add_argument("--problems", default="", help="numbers of the problems of candidates and references (all)")
+    parser.add_argument("--only", default="", help="items whose name holds this, for instance 'raise in one rank'")
     parser.add_argument("--hardware", default="", help="profile for the bounds (h200, or cpu)")
     parser.add_argument("--budget-seconds", type=float, default=540.0)
     parser.add_argument("--builders", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="compilers at a time")
@@ -91,7 +92,7 @@ def items(options: argparse.Namespace) -> dict[str, list[str]]:
         "faults": [f"faults/{n}" for n in faults(options.device)],
         "references": [f"references/{n}" for n in problem.names() if n in chosen],
     }
-    return {step: known[step] for step in options.steps.split(",")}
+    return {step: [key for key in known[step] if options.only in key] for step in options.steps.split(",")}
 
 
 def work(options: argparse.Namespace) -> int:

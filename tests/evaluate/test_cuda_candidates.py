@@ -11,10 +11,12 @@ from pkb import candidate, config, problem
 from pkb.evaluate.build import extensions_in
 from pkb.records import Job
 from pkb.verdict import Verdict
+from tests.evaluate import fixtures
 
 ROOT = Path(__file__).resolve().parents[1] / "candidates"
 CUDA = sorted((ROOT / "cuda").glob("*.py"))
 TRITON = sorted((ROOT / "triton").glob("*.py"))
+IDIOMS = fixtures.load("idioms")  # other ways in which real kernels reach their peers
 
 
 @pytest.fixture(params=[*CUDA, *TRITON], ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -77,4 +79,22 @@ def gpus(tmp_path_factory):
 def test_it_is_correct(path, dtype, gpus):
     job = Job(problem.resolve(path.stem), path.read_text(), 2, "smoke", {}, dtype, "cuda", path.stem)
     found = gpus(dtype).evaluate(job)
+    assert found.verdict is Verdict.CORRECT, f"{found.detail}\n{found.build_log[:4000]}"
+
+
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda f: f.name)
+def test_an_idiom_passes_the_static_check_and_its_extension_is_found(idiom):
+    name = problem.resolve(idiom.head["problem"])
+    assert candidate.check(idiom.source, name) is None
+    builds = "compile_cuda_extension(" in idiom.source or "load_inline(" in idiom.source
+    assert len(extensions_in(idiom.source)) == builds
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda f: f.name)
+def test_an_idiom_is_correct(idiom, dtype, gpus):
+    name = problem.resolve(idiom.head["problem"])
+    found = gpus(dtype).evaluate(Job(name, idiom.source, 2, "smoke", {}, dtype, "cuda", idiom.name))
     assert found.verdict is Verdict.CORRECT, f"{found.detail}\n{found.build_log[:4000]}"
