@@ -86,7 +86,7 @@ class Contestant:
 
     def do_call(self) -> dict[str, Any]:
         """One call in isolation: receive a set, run, return outputs and inputs as they are afterwards."""
-        received = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)
+        received = self._receive()
         inputs = self.seat.ready(received["inputs"])
         _poison_allocator(received["poison"], self.seat.device)
         start = time.perf_counter()
@@ -108,8 +108,7 @@ class Contestant:
         process groups below its functions.
         """
         symm.set_delay(delay_us)
-        self._forget()
-        self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
+        self.sets = self._receive()["sets"]
         rooms = table.rooms(self.sets, self.seat.device)
         dice = random.Random()
         self.account.take()
@@ -136,8 +135,7 @@ class Contestant:
 
     def do_sets(self, veiled: bool = False) -> dict[str, Any]:
         """Receive the input sets of the next blocks, in place of the last ones; veiled: they can be read only when their keys come."""
-        self._forget()
-        self.sets = wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)["sets"]
+        self.sets = self._receive()["sets"]
         if veiled:
             self.rooms = table.rooms(self.sets, self.seat.device)
         else:
@@ -184,6 +182,12 @@ class Contestant:
     def do_commit(self, changed: list[int]) -> dict[str, Any]:
         """The sums of all answers of the last block, before anybody says which of them are judged."""
         return {"sums": sums_of(self.done, changed)}
+
+    def _receive(self) -> Any:
+        """Input sets, in place of those that came before."""
+        self._forget()
+        self.seat.give_back_tables()
+        return wire.receive_tree(self.link, INPUT_LIMIT, self.seat.device)
 
     def _forget(self) -> None:
         """Let go of input sets and of the answers to them."""

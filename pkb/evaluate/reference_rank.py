@@ -144,6 +144,7 @@ class Bench:
         veils: keys without which neither side can read them.
         """
         self.sets, self.done, self.theirs, self.rooms = [], [], [], None  # before there are others
+        self.seat.give_back_tables()
         self.draws = [(first + i, key) for i, key in enumerate(keys)]
         drawn = [self._draw(trial, key) for trial, key in self.draws]
         if veils is not None:

@@ -31,6 +31,7 @@ class Seat:
     device: str  # "cpu" or "cuda:i"
     control: socket.socket
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    holds_tables: bool = False  # since memory was last given back, there have been tables that fill much of a device
     _scrub: torch.Tensor | None = None
 
     def group_of(self, ranks: tuple[int, ...]) -> Any:
@@ -41,6 +42,7 @@ class Seat:
 
     def ready(self, inputs: Sequence[Any], within: dict[int, torch.Tensor] | None = None) -> list[Any]:
         """Inputs as ``solution`` takes them: groups resolved, and real tensors for tables (in memory of their own or ``within``)."""
+        self.holds_tables |= any(isinstance(x, table.Table) and x.nbytes >= table.LARGE for x in inputs)
         return list(tree.resolve_groups(table.real(inputs, self.device, within), self.group_of))
 
     def ready_together(self, sets: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -55,8 +57,14 @@ class Seat:
 
     def give_back(self) -> None:
         """Let other processes have what this one's allocator keeps for its own reuse."""
+        self.holds_tables = False
         if self.device != "cpu":
             torch.cuda.empty_cache()
+
+    def give_back_tables(self) -> None:
+        """Once a large table is gone, and before anything small moves into its memory: all of that would then be kept."""
+        if self.holds_tables:
+            self.give_back()
 
     def flush(self) -> None:
         """Push everything out of the device's L2, so that a block's inputs are cold: each of its sets is used once."""

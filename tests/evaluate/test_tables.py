@@ -4,9 +4,12 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from pkb import config
+from pkb import config, table
 from pkb.evaluate import session
+from pkb.evaluate.seat import Seat
+from pkb.table import Table
 from pkb.verdict import Verdict
 from tests.evaluate import over_symm
 
@@ -121,3 +124,23 @@ def test_one_trial_is_all_that_one_trial_has():
 @pytest.mark.parametrize("set_bytes, calls", [(1 << 10, 15), (1 << 27, 8), (1 << 30, 3), (100 << 30, 3)])
 def test_calls_of_a_burst_are_as_many_as_fit_but_every_set_comes_once(set_bytes, calls):
     assert session.Session._burst_calls(judging(set_bytes), 3, 15) == calls
+
+
+def test_what_a_large_table_took_is_given_back_before_anything_else_can_move_into_it(monkeypatch):
+    """An allocator's block of 28 GB of which a list of rows has become part is kept whole, and the next table needs another."""
+    seat = Seat(0, 2, "cpu", None)
+    given = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(True))
+    small = Table(8, torch.tensor([1]), torch.ones(1, 4))
+    seat.ready([small, 3])
+    seat.device = "cuda:0"
+    seat.give_back_tables()
+    assert not given, "small ones stay for reuse"
+    monkeypatch.setattr(table, "LARGE", small.nbytes)
+    seat.device = "cpu"
+    seat.ready_together([[small], [small]])
+    seat.device = "cuda:0"
+    seat.give_back_tables()
+    assert given == [True]
+    seat.give_back_tables()
+    assert given == [True], "once"
