@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import warnings
 from typing import Any
 
 from pkb.evaluate import sandbox, watch, wire
@@ -45,6 +46,8 @@ def main(control_fd: int) -> None:
         with contextlib.suppress(ImportError):
             import sympy  # noqa: F401  # the first buffer of torch's symmetric memory does, for 2.6 s (docs/measurements.md)
 
+    # CUDA's library starts a thread of its own when torch looks for a device; nothing that it holds is needed after a fork
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     torch.set_num_threads(1)
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report over sockets; nobody waits for them here
