@@ -20,6 +20,7 @@ from pkb.evaluate.seat import bit_sum, sum_of
 from pkb.problem import Problem
 from pkb.table import Table
 
+_SPREAD = 0x5851F42D4C957F2D  # odd; keeps the rows of a move apart in all 64 bits
 PART = 8  # one row in so many moves: enough to change every answer, little against a call
 
 
@@ -50,9 +51,11 @@ def move(inputs: Sequence[Any], place: int, total: torch.Tensor) -> None:
         x = list(tree.leaves(list(inputs)))[place][1].detach()
         dim = _dimension(x)
         assert dim is not None
-        first, step = _rows(x.shape[dim], x.device)
-        rows = torch.addcmul(first, step, total) % x.shape[dim]
-        x.index_copy_(dim, rows[0], x.index_select(dim, rows[1]))
+        # squared, each row depends on all bits of the sum: who bends the last digits of an answer can choose few of the rows, not all
+        n = x.shape[dim]
+        here, other = _rows(n, x.device)
+        target, mixed = (here + total) % n, other + total
+        x.index_copy_(dim, target, x.index_select(dim, (target + 1 + (mixed * mixed >> 33) % (n - 1)) % n))
 
 
 def movable(problem: Problem, inputs: Sequence[Any]) -> list[tuple[int, int, int]]:
@@ -106,6 +109,6 @@ def _dimension(x: torch.Tensor) -> int | None:
 
 @functools.cache
 def _rows(n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """For a sum of zero, (2, n / 8) rows that are overwritten and rows that they become; and by what each changes with the sum."""
+    """(n / 8,) each: rows that are overwritten for a sum of zero, and numbers from which follows what they become."""
     here = torch.arange(0, max(1, n - n % PART), PART, device=device)
-    return torch.stack([here, here + n // 2]), torch.tensor([[1], [-1]], device=device)
+    return here, here * _SPREAD + 1

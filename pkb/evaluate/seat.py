@@ -146,7 +146,11 @@ def sum_of(output: Any, inputs: Sequence[Any], changed: Sequence[int]) -> torch.
 
 
 def bit_sum(t: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's elements as integers, modulo 2**64; 0-d, int64, on its device."""
+    """A sum over a tensor's bits, modulo 2**64; 0-d, int64, on its device.
+
+    That of all words times a weight, and of each word of the first half times its counterpart in the second: in a plain sum, changes
+    of an answer that are small enough for its tolerance could bring about any value.
+    """
     t = t.detach()
     if t.is_sparse:
         t = t.coalesce()
@@ -158,12 +162,15 @@ def bit_sum(t: torch.Tensor) -> torch.Tensor:
     if flat.storage_offset() % per_word:
         flat = flat.clone()  # 64 bits at a time is several times faster, and must come out alike wherever a tensor lies
     whole = flat.numel() - flat.numel() % per_word
-    total = flat[:whole].view(torch.int64).sum()
+    words = flat[:whole].view(torch.int64)
+    half = words.numel() // 2
+    total = words.sum() * _WEIGHT + (words[:half] * words[half : 2 * half]).sum()
     if whole == flat.numel():
         return total
     return total + flat[whole:].view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64)
 
 
+_WEIGHT = 0x5851F42D4C957F2D  # odd, and no counterpart's negative: every word counts
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -47,6 +47,37 @@ def test_every_eighth_row_moves():
     assert (before != after).nonzero().reshape(-1).tolist() == list(range(3, 64, 8))
 
 
+def test_where_rows_come_from_depends_on_all_bits_of_the_sum():
+    before, seen = torch.arange(256.0), set()
+    for high in range(32):
+        after = before.clone()
+        chain.move([after], 0, torch.tensor(5 + (high << 40)))  # a multiple of 256 more: the same rows are overwritten
+        assert (before != after).nonzero().reshape(-1).tolist() == list(range(5, 256, 8))
+        seen.add(tuple(after.tolist()))
+    assert len(seen) == 32
+
+
+def test_of_two_rows_one_becomes_the_other():
+    for total in range(8):
+        x = torch.tensor([1.0, 2.0])
+        chain.move([x], 0, torch.tensor(total))
+        assert x[0] == x[1]
+
+
+@pytest.mark.parametrize("filling", [0, -1, 1, 3])
+def test_every_word_of_an_answer_counts_in_its_sum_by_what_its_counterpart_is(filling):
+    x = torch.full((64,), filling, dtype=torch.int64)
+    other = torch.randint(-(2**62), 2**62, (64,))
+    sums, by = {int(bit_sum(x))}, set()
+    for i in range(64):
+        changed, twin = x.clone(), other.clone()
+        changed[i] += 1
+        twin[i] += 1
+        sums.add(int(bit_sum(changed)))
+        by.add(int(bit_sum(twin) - bit_sum(other)))
+    assert len(sums) == 2 and len(by) == 64, "no change of a random answer is worth what another is"
+
+
 def test_each_call_is_asked_what_the_answer_before_makes_of_its_inputs():
     sets = [torch.arange(32.0) + 100 * i for i in range(3)]
     copies = [x.clone() for x in sets]
