@@ -21,10 +21,12 @@ _LINE = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 @dataclass
 class Events:
-    """Feed it bytes; ``end`` when there are no more. facts: as far as the events tell; count: of events with data."""
+    """Feed it bytes; ``end`` when there are no more. facts: as far as the events tell. damaged: an event before the end of the
+    answer cannot be read, so a piece of it may be missing.
+    """
 
     facts: Facts = field(default_factory=Facts)
-    count: int = 0
+    damaged: bool = False
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _rest: bytearray = field(default_factory=bytearray)  # of a line
@@ -64,9 +66,11 @@ class Events:
             return
         whole = _parsed(b"\n".join(lines))
         # Several lines are one document by the standard, and some write an event a line without the empty one between them.
-        for event in [whole] if whole is not None or len(lines) == 1 else map(_parsed, lines):
-            self.count += 1
+        for line, event in (
+            [(lines[0], whole)] if whole is not None or len(lines) == 1 else zip(lines, map(_parsed, lines), strict=True)
+        ):
             if event is None:
+                self.damaged = self.damaged or (line.startswith(b"{") and not self.facts.finish_reason)
                 continue
             self.facts = read_event(self.facts, event)
             if isinstance(event, dict):

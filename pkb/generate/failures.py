@@ -122,6 +122,8 @@ def of_record(record: Exchange) -> Failure | None:
         return of_error(facts.error, record.headers)
     if facts.finish_reason in FAILED:
         return Failure(Kind.SERVER, f"the provider ended the answer with '{facts.finish_reason}'", record.status)
+    if record.events.damaged:  # rather asked again than a model blamed for a hole in its answer
+        return Failure(Kind.MALFORMED, "an event of the stream is damaged", record.status)
     if not record.complete:
         return None
     if not facts.valid:

@@ -50,6 +50,7 @@ def test_what_a_stream_says_does_not_depend_on_its_form(form, step):
     events.end()
     assert (events.text, events.reasoning) == ("é漢😀", "Hm. ")
     facts = events.facts
+    assert not events.damaged
     assert (facts.valid, facts.choices, facts.finish_reason, facts.usage, facts.done) == (True, 1, "stop", USAGE, True)
 
 

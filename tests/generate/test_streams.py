@@ -46,7 +46,7 @@ FORMS = {
     "events over several lines": rewritten(over_lines),
     "no empty lines": rewritten(lambda data: data.replace(b"\n\n", b"\n")),
     "byte order mark": rewritten(lambda data: b"\xef\xbb\xbf" + data),
-    "junk": rewritten(lambda data: data.replace(b"\n\n", b'\n\ndata: junk\n\ndata: {"x": "\xff"}\n\n', 1)),
+    "junk": rewritten(lambda data: data.replace(b"\n\n", b"\n\ndata: junk\n\ndata: \xff\n\n", 1)),
     "said to be text": rewritten(bytes, **{"content-type": "text/plain"}),
     "said to be a document": rewritten(bytes, **{"content-type": "application/json"}),
     "gzip": rewritten(gzip.compress, **{"content-encoding": "gzip"}),
@@ -72,6 +72,32 @@ def test_an_answer_in_any_form_is_whole_and_bought_once(form, provider):
     assert (found.status, found.answer, found.tries, len(server.requests)) == ("ok", CODE, 1, 1), found.error
     assert (found.usage["prompt_tokens"], found.usage["completion_tokens"]) == (100, 40)
     assert not found.usage["estimated"] and found.cost_usd == pytest.approx(ONCE)
+
+
+DAMAGE = {
+    "cut short": lambda event: event[: len(event) // 2],
+    "no UTF-8": lambda event: event.replace(b"def", b"d\xff"),
+    "bytes lost": lambda event: event.replace(b'"delta"', b'"delt'),
+}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_an_answer_with_a_hole_is_asked_for_again_and_on_the_bill(kind, provider):
+    events = stream([CODE[:10], CODE[10:20], CODE[20:]]).chunks
+    hit = next(i for i, event in enumerate(events) if b"def" in event)
+    damaged = DAMAGE[kind](events[hit].rstrip()) + b"\n\n"
+    with Server.replying(Reply(200, GOOD.headers, (*events[:hit], damaged, *events[hit + 1 :])), GOOD) as server:
+        (found,) = ask(streaming(server, provider))
+    assert (found.status, found.answer, found.tries) == ("ok", CODE, 2)
+    assert found.usage["failed_tries"][0]["kind"] == "malformed" and found.usage["billed_tokens"] == 2 * 140
+
+
+def test_damage_after_the_end_of_an_answer_costs_nothing():
+    events = stream(PIECES, done=False).chunks
+    with Server.replying(Reply(200, GOOD.headers, (*events[:-1], events[-1][:30]))) as server:
+        (found,) = ask(streaming(server))
+    assert (found.status, found.answer, found.tries, found.usage["estimated"]) == ("ok", CODE, 1, True)
 
 
 CHOKING = [
