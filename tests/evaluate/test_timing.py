@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pkb import config
-from pkb.evaluate import stats, timing
+from pkb.evaluate import blocks, stats, timing
 from pkb.evaluate.ranks import GroupFailed
 from pkb.problem import TIMING_TRIAL
 from pkb.verdict import Verdict
@@ -155,6 +155,7 @@ def run(monkeypatch):
         log = Log()
         clock = Clock(log)
         monkeypatch.setattr(timing, "time", clock)
+        monkeypatch.setattr(blocks, "time", clock)
         right = candidate.pop("right", lambda block: True)
         honest = candidate.pop("reference_says", lambda true_ns, block: true_ns)
         call = lambda ms: ms if callable(ms) else lambda second: ms  # noqa: E731
