@@ -151,11 +151,11 @@ BREAKS = {
         "not an answer",
     ),
     "half an answer": (
-        "contestant._answer = lambda *a: contestant.link.sendall((9).to_bytes(8, 'little') + b'{')",
+        "from pkb.evaluate import wire; wire.send_tree = lambda link, *a: link.sendall((9).to_bytes(8, 'little') + b'{')",
         Verdict.TAMPERING,
         "half an answer",
     ),
-    "no answer": ("contestant._answer = lambda *a: None", Verdict.TAMPERING, "half an answer"),
+    "no answer": ("from pkb.evaluate import wire; wire.send_tree = lambda *a: None", Verdict.TAMPERING, "half an answer"),
     "a closed link": ("import socket; contestant.link.shutdown(socket.SHUT_RDWR)", Verdict.RUNTIME_ERROR, "BrokenPipe"),
     "no message": (
         "from pkb.evaluate import wire; wire.send_bytes(contestant.seat.control, b'[]')",
@@ -227,7 +227,9 @@ def test_a_reply_that_comes_before_the_work_is_caught(node, allreduce):
 import gc, time
 from pkb.evaluate import wire
 contestant = next(o for o in gc.get_objects() if type(o).__name__ == "Contestant")
-def hasty(first, count, renew, copy):
+patient = contestant.do_block
+def hasty(first, count, renew, copy, place=None, changed=()):
+    if place is not None: return patient(first, count, renew, copy, place, changed)
     sets = [contestant.sets[(first + i) % len(contestant.sets)] for i in range(count)]
     control = contestant.seat.control
     wire.send_message(control, armed=True)
