@@ -59,6 +59,8 @@ class Node:
 
     def left_behind(self) -> list[str]:
         """Every process, folder and shared segment that belongs to neither the reference group nor the spare group."""
+        if self.evaluator._spare is None:
+            return []  # nothing has been judged yet
         self.evaluator._settle()
         spare, reference = self.evaluator._spare.result(), self.evaluator._reference
         known = {spare.pid} | ({reference.pid} if reference else set())
