@@ -162,7 +162,7 @@ FAILED = {
 @pytest.mark.parametrize("end", FAILED)
 def test_the_count_that_follows_a_failed_end_is_on_the_bill(end, provider):
     with Server.replying(FAILED[end], GOOD) as server:
-        (found,) = ask(streaming(server, provider))
+        (found,) = ask(streaming(server, provider, idle_seconds=2))
     assert (found.status, found.tries, len(server.requests)) == ("ok", 2, 2)
     assert found.usage["billed_tokens"] == 2 * 140 and found.cost_usd == pytest.approx(2 * ONCE)
     assert [w["completion_tokens"] for w in found.usage["wasted"]] == [40] and "estimated_wasted" not in found.usage
