@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pkb.config import EvaluationConfig
-from pkb.evaluate.blocks import Block, Blocks, Chained, Steps
+from pkb.evaluate.blocks import Blocks, Chained, Steps
 from pkb.evaluate.ranks import RankGroup
 from pkb.evaluate.stats import median_interval
 from pkb.evaluate.veil import KEY_BITS
@@ -38,9 +38,8 @@ JUDGED = 2  # calls of a block whose answers are judged
 CHAINED = 16  # calls of a chain, at most
 CHAINS = 3  # after pairs of blocks that are drawn
 JUDGED_BYTES = 64 << 20  # of a chain under veils all calls are judged whose sets and answers take no more
-CHARGED = (
-    1.25  # what the reference's blocks hide as a rule is taken this many times; what the candidate's hide beyond is its time
-)
+#: What the reference's blocks hide as a rule is taken this many times; what the candidate's hide beyond is its time.
+CHARGED = 1.25
 DOUBT = 2.0  # what the worst of the reference's blocks hides is taken this many times before anybody is accused
 UNSEEN = 0.5  # share of its own time by which a candidate's clock may lag behind the parent's in every block
 
@@ -121,29 +120,55 @@ def measure(
     counts: list[int] = []
     chains: list[Chained] = []
 
-    def timed(side: str, count: int, chain: int | None = None) -> Block:
+    @contextmanager
+    def turn(name: str) -> Iterator[None]:
+        """A side's turn, after a rest; ``name``: the part of the protocol."""
         with part("rest"):
             time.sleep(REST_SECONDS[device])
-        with part("blocks" if chain is None else "chains"):
-            return blocks.run(side, 0, count, False, commit=side == "candidate" or chain is None, place=chain)
+        with part(name):
+            yield
 
-    def judge(judged: list[int], sums: list[list[int]], chain: int | None = None) -> dict[str, Any] | None:
+    def judge(judged: list[int], sums: list[list[int]], moved: int | None = None) -> dict[str, Any] | None:
         """A rank's word on the first wrong one of these calls, which have been handed over; None if all are right."""
         named = [{"sums": [of_rank[call] for call in judged]} for of_rank in sums]
         command: dict[str, Any] = {"do": "judge_block", "first": 0, "calls": judged}
-        if chain is not None:
-            command["place"] = chain
+        if moved is not None:
+            command["place"] = moved
             for said, of_rank in zip(named, sums, strict=True):
                 said["before"] = [of_rank[call - 1] if call else None for call in judged]  # type: ignore[misc]
         with part("judge"):
             answers = reference.ask(limits.timing_seconds, named.__getitem__, **command)
         return next((r for r in answers if not r["right"]), None)
 
+    def chain(count: int) -> dict[str, Any] | None:
+        """Time a chain of ``count`` calls, or calls under veils in its place, and judge some."""
+        with part("sets"):
+            fresh(count)
+        if place is None:
+            with turn("chains"):
+                usual = blocks.step("reference", count)
+            with turn("chains"):
+                steps = blocks.step("candidate", count)
+            chains.append(_stepped(usual, steps, count, statistics.median(took["reference"])))
+            sums = steps.sums
+            judged = list(range(count)) if count * set_bytes <= JUDGED_BYTES else sorted(secret.sample(range(count), JUDGED))
+        else:
+            with turn("chains"):
+                between = blocks.run("reference", 0, count, False, place=place)
+            with turn("chains"):
+                block = blocks.run("candidate", 0, count, False, commit=True, place=place)
+            chains.append(Chained(block.own, block.seen - block.own, between.own, count))
+            sums = block.sums
+            judged = sorted({secret.randrange(1, count), secret.randrange(count)})  # at least one that depends on another
+        with part("judge"):
+            blocks.hand_over(judged)
+        return judge(judged, sums, place)
+
     def wrong(found: dict[str, Any]) -> Timing:
         detail = f"a timed call was answered wrongly: {found['detail']}"
         return Timing(0, 0, 0, 0, 0, len(counts), sum(counts), wrong=detail, wrong_call=int(found["call"]))
 
-    chained = secret.sample(range(timing.blocks), min(CHAINS, timing.blocks)) if most > 1 else []
+    chained = secret.sample(range(timing.blocks), min(CHAINS, timing.blocks))
     for pair in range(timing.blocks):
         if pair >= 3 and time.monotonic() > end:
             break
@@ -153,7 +178,8 @@ def measure(
         judged = sorted(secret.sample(range(count), min(JUDGED, count)))
         sums: list[list[int]] = []
         for side in ("reference", "candidate") if pair % 2 == 0 else ("candidate", "reference"):
-            block = timed(side, count)
+            with turn("blocks"):
+                block = blocks.run(side, 0, count, False, commit=True)
             if side == "candidate":
                 sums = block.sums
                 with part("judge"):
@@ -163,34 +189,10 @@ def measure(
         counts.append(count)
         if found := judge(judged, sums):
             return wrong(found)
-        if pair not in chained:
-            continue
-        count = max(2, min(count, secret.randint(CHAINED - CHAINED // 4, CHAINED)))
-        with part("sets"):
-            fresh(count)
-        if place is None:
-            steps = {}
-            for side in ("reference", "candidate"):
-                with part("rest"):
-                    time.sleep(REST_SECONDS[device])
-                with part("chains"):
-                    steps[side] = blocks.step(side, count)
-            judged = list(range(count)) if count * set_bytes <= JUDGED_BYTES else sorted(secret.sample(range(count), JUDGED))
-            with part("judge"):
-                blocks.hand_over(judged)
-            chains.append(_stepped(steps["reference"], steps["candidate"], count, statistics.median(took["reference"])))
-            if found := judge(judged, steps["candidate"].sums):
+        if pair in chained:
+            length = max(2, min(count, secret.randint(CHAINED - CHAINED // 4, CHAINED)))
+            if found := chain(length):
                 return wrong(found)
-            continue
-        between = timed("reference", count, place)
-        block = timed("candidate", count, place)
-        last = secret.randrange(1, count)  # at least one that depends on another
-        judged = sorted({last, secret.randrange(count)})
-        with part("judge"):
-            blocks.hand_over(judged)
-        chains.append(Chained(block.own, block.seen - block.own, between.own, count))
-        if found := judge(judged, block.sums, place):
-            return wrong(found)
     # what the machine itself hides, sums included, shows in the reference's blocks, whose clock is honest; what a block of the
     # candidate's hides beyond that is added to its time, and if it goes far beyond the worst in every block, its clock lies
     worst = max(gaps["reference"])
